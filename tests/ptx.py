@@ -217,6 +217,7 @@ class Grid:
             "%ctaid.x": x % own,
             "%ctaid.y": y,
             "%nctaid.x": np.full(T, own),
+            "%nctaid.y": np.full(T, grid[1]),
             "%cluster_ctarank": x % cluster[0] + y % cluster[1] * cluster[0],
         }
         # As if something had been there before: numbers as large as there are.

@@ -16,10 +16,10 @@ from cute_softmax.kernels.topk.select import (
     bitonic,
     comparators,
     doubtful,
-    key_of,
     lane_of,
     largest,
     merged,
+    narrow,
     ordered,
     places,
     settled,
@@ -244,9 +244,10 @@ def test_plans_hold_what_is_asked():
 def test_lists_are_of_few_lengths():
     """So that another k compiles another class only where it must."""
     found = {
-        (c.capacity, c.threads_per_row, c.length) for _, k, p in classes_of() for c in [p.kernel] if k <= 8
+        (c.dtypes[0], c.threads_per_row, c.length) for _, k, p in classes_of() for c in [p.kernel] if k <= 8
     }
-    assert {length for *_, length in found} == {2, 8}
+    assert {length for dtype, _, length in found if dtype == "fp32"} == {4, 8}
+    assert {length for dtype, _, length in found if dtype != "fp32"} == {2, 8}
     usual = {
         p.kernel
         for columns, k, p in classes_of()
@@ -406,10 +407,9 @@ def keys_of(row: np.ndarray, halves: str, last: int = 1023, rough: bool = False)
     if halves:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[halves]
         bits = torch.where(tensor.isnan(), 0x7FFF, tensor.to(dtype).view(torch.int16)).numpy()
-        return key_of(ordered(bits.astype(np.int32) << 16, 0x7FFF0000).astype(np.int64), code, last, False)
-    bits = torch.where(tensor.isnan(), 0x7FFFFFFF, tensor.view(torch.int32)).numpy()
-    number = ordered(bits, 0x7FFFFFFF).astype(np.int64)
-    return key_of(number if rough else number << 32, code, last, rough)
+        return ordered(bits.astype(np.int64) << 16, 0x7FFF0000) + code
+    bits = torch.where(tensor.isnan(), 0x7FFFFFFF, tensor.view(torch.int32)).numpy().astype(np.int64)
+    return narrow(bits, ~last, code) if rough else (ordered(bits, 0x7FFFFFFF) << 32) + code
 
 
 @pytest.mark.parametrize("halves", ["bf16", "fp16", ""], ids=["bf16", "fp16", "fp32"])
@@ -440,9 +440,9 @@ def test_rough_keys_are_right_where_they_are_not_alike(last):
     assert a > b and alike(a, b, last) and not alike(keys[2], keys[3], last)
 
 
-def chosen(row: np.ndarray, k: int, c: TopkClass, halves: str, rough: bool = False) -> tuple[list[int], bool]:
-    """(the indices that a kernel of this class chooses of a row; whether rough keys may be wrong): by its own
-    arithmetic, on arrays of all lanes' numbers."""
+def chosen(row: np.ndarray, k: int, c: TopkClass, halves: str, rough: bool = False) -> tuple[list[int], int]:
+    """(the indices that a kernel of this class chooses of a row; from which on rough keys may be wrong, k for none): by
+    its own arithmetic, on arrays of all lanes' numbers."""
     padded = np.concatenate([row, np.full(c.capacity - len(row), -INF, np.float32)])
     last, lowest = c.capacity - 1, -(1 << 63)
     keys = keys_of(padded, halves, last, rough)
@@ -482,24 +482,25 @@ def settled_in(
     c: TopkClass,
     last: int,
     rough: bool,
-) -> tuple[list[int], bool]:
+) -> tuple[list[int], int]:
     """`chosen` of what lanes have found."""
     lane, of_lane = np.arange(c.threads_per_row), lambda key, i: key[i % c.threads_per_row]
     where = np.stack(places(c, lane))
-    indices, doubt = [last - (key & last) for key in found], False
+    indices, start = [last - (key & last) for key in found], k
     if rough:
         elements = [np.maximum(padded[i % len(padded)], -3e38) for i in indices]  # as numbers, for `select`
-        doubts, near = doubtful(c, found, beyond, lane, k, of_lane)
+        unsure, near = doubtful(c, found, beyond, lane, k, of_lane)
         _, indices = settled(c, elements, indices, near, lane, of_lane)
-        doubt = bool(doubts.any())
-        if c.takes:
-            doubt |= c.length < c.elements and bool(end.any())
-        elif c.length < c.elements:
-            least = found[-1][lane_of(c, (1 << len(c.place_bits)) - 1)]
-            doubt |= bool(((end & ~last) >= (least & ~last)).any())
+        start = int(where[np.stack(unsure)].min(initial=k))
+        incomplete = np.zeros(1)
+        if c.length < c.elements:
+            least = found[-1][lane_of(c, (1 << len(c.place_bits)) - 1)] if not c.takes else 0
+            incomplete = end if c.takes else (end & ~last) >= (least & ~last)
+        if incomplete.any():
+            start = 0
     order = dict(zip(where.ravel().tolist(), np.stack(indices).ravel().tolist(), strict=True))
     assert c.takes or sorted(set(order) - {c.kept}) == list(range(c.kept))
-    return [order[i] for i in range(k)], doubt
+    return [order[i] for i in range(k)], start
 
 
 def rows_of(columns: int, c: TopkClass) -> list[np.ndarray]:
@@ -524,36 +525,42 @@ def test_selection(halves):
             right = np.argsort(-row, kind="stable")[:k].tolist()
             assert chosen(row, k, c, halves)[0] == right
             if c.rough:
-                found, doubt = chosen(row, k, c, halves, rough=True)
-                assert doubt or found == right
+                found, start = chosen(row, k, c, halves, rough=True)
+                assert found[:start] == right[:start]
 
 
 def test_rough_keys_doubt_rarely_and_rightly():
     generator, doubts, wrong = np.random.default_rng(1), 0, 0
     c = plan_topk(1 << 20, 256, 8, Operand("fp32", (256, 1)), "fp32", H200).kernel
     assert c.rough and c.length < c.elements
+
+    def best(row: np.ndarray) -> list[int]:
+        return np.argsort(-row, kind="stable")[:8].tolist()
+
     for _ in range(300):
         row = generator.normal(size=256).astype(np.float32)
-        found, doubt = chosen(row, 8, c, "", rough=True)
-        doubts += doubt
-        assert doubt or found == np.argsort(-row, kind="stable")[:8].tolist()
+        found, start = chosen(row, 8, c, "", rough=True)
+        doubts += start < 8
+        assert found[:start] == best(row)[:start]
         # Numbers that differ in their last bits only: rough keys alone would be wrong.
         row = (row.view(np.int32) & 31 | np.float32(2.0).view(np.int32)).view(np.float32)
-        found, doubt = chosen(row, 8, c, "", rough=True)
-        wrong += found != np.argsort(-row, kind="stable")[:8].tolist()
-        assert doubt
+        found, start = chosen(row, 8, c, "", rough=True)
+        wrong += found != best(row)
+        assert start == 0
     assert doubts < 15 and wrong > 250
-    # Two neighbours that differ in their last bits only are put in order, the last one and the next are in doubt.
-    row = np.arange(256, dtype=np.float32)[::-1].copy()
-    for first in range(8):
-        pair = row.copy()
-        pair[first : first + 2] = 2.0**20, np.nextafter(np.float32(2.0**20), np.float32(2.0**21))
-        pair[:first] = 2.0**21 + 2.0**18 * np.arange(first, 0, -1)
-        found, doubt = chosen(pair, 8, c, "", rough=True)
-        assert doubt == (first == 7)
-        assert doubt or found == np.argsort(-pair, kind="stable")[:8].tolist()
+    # Two neighbours that differ in their last bits only are put in order, the last one and the next are in doubt; of
+    # three all are, from the first one on.
+    for count, first in itertools.product((2, 3), range(8)):
+        row = np.arange(256, dtype=np.float32)[::-1].copy()
+        row[:first] = 2.0**21 + 2.0**18 * np.arange(first, 0, -1)
+        row[first : first + count] = (
+            np.float32(2.0**20).view(np.int32) + np.arange(count, dtype=np.int32)
+        ).view(np.float32)
+        found, start = chosen(row, 8, c, "", rough=True)
+        assert start == (first if count == 3 or first == 7 else 8), (count, first)
+        assert found[:start] == best(row)[:start]
     # The ninth of a lane that had all eight is not in its list.
     own = [c.tv(0, value) // c.rows for value in range(c.elements)]
     row = np.zeros(256, np.float32)
     row[own[:9]] = np.arange(9, 0, -1)
-    assert chosen(row, 8, c, "", rough=True)[1]
+    assert chosen(row, 8, c, "", rough=True)[1] == 0

@@ -1,14 +1,16 @@
-"""The kernel of topk_log_softmax, emulated: rows whose largest elements are hard to tell apart from the others."""
+"""The kernels of the largest elements, emulated: rows whose largest ones are hard to tell apart from the others."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import emulated
 import pytest
 import torch
 from compiled import compile_anew
 
-from cute_softmax import topk_log_softmax
-from cute_softmax.kernels.topk import long
+from cute_softmax import batch_invariant, topk_log_softmax, topk_softmax
+from cute_softmax.kernels.topk import forward, long
 from cute_softmax.plan import topk_long
 
 INF, NAN = float("inf"), float("nan")
@@ -109,3 +111,74 @@ def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
         monkeypatch.setattr(long, "bound_of_groups", lambda *call: bound(*call) + 1)
     with pytest.raises(AssertionError):
         check(hard(20001, bf16)[[0, 1, 7]], 8)
+
+
+# -- Short rows --------------------------------------------------------------------------------------------------------
+
+
+def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """`hard` rows, and some of which many elements differ in their last bits alone, so that rough keys do not tell them
+    apart."""
+    generator = torch.Generator().manual_seed(columns)
+    last = torch.randint(0, 64, (columns,), generator=generator, dtype=torch.int32)
+    near = (last + 0x40000000).view(torch.float32)
+    noise = torch.randn(columns, generator=generator)
+    few = torch.where(torch.rand(columns, generator=generator) < 0.1, near, noise / 4)
+    pairs = (torch.arange(columns) // 2).float() * (1 + 2.0**-23 * (torch.arange(columns) % 2))
+    rows = [near, -near, few, few * 2.0**-140, noise.bfloat16().float(), pairs, pairs.flip(-1), noise]
+    return torch.cat([torch.stack(rows).to(dtype), hard(columns, dtype)])
+
+
+def check_short(x: torch.Tensor, k: int, renormalize: bool):
+    values, indices = topk_softmax(x, k, renormalize=renormalize, dtype=fp32)
+    unsigned = x.masked_fill(x == 0, 0.0).masked_fill(x.isnan(), NAN).double()
+    order = torch.sort(unsigned, dim=-1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(indices, order), (indices != order).any(-1).nonzero().flatten()
+    chosen = unsigned.gather(-1, order)
+    right = torch.softmax(chosen, -1) if renormalize else torch.softmax(unsigned, -1).gather(-1, order)
+    assert torch.allclose(values.double(), right, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+@pytest.mark.parametrize(
+    ("columns", "k", "dtype"),
+    [
+        (8, 2, fp32),
+        (100, 5, fp16),
+        (128, 1, fp32),
+        (200, 8, fp32),
+        (256, 2, fp32),
+        (256, 32, fp32),
+        (512, 8, fp32),
+        (512, 32, bf16),
+        (520, 31, fp32),
+        (1000, 3, fp32),
+        (1024, 8, fp32),
+        (1024, 32, fp32),
+        (1024, 100, bf16),
+    ],
+)
+def test_hard_short_rows(columns, k, dtype, many, launches):
+    with batch_invariant() if many else nullcontext():
+        check_short(alike(columns, dtype), k, renormalize=k % 2 == 0)
+    assert [work.plan.invariant for work in launches] == [many]
+
+
+@pytest.mark.parametrize("mutant", ["never in doubt", "those taken stay", "neighbours stay"])
+def test_a_wrong_choice_is_seen(mutant, launches, monkeypatch):
+    monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
+    doubtful = forward.doubtful
+
+    def doubted(c, *rest):
+        unsure, near = doubtful(c, *rest)
+        return [u & (u ^ u) for u in unsure], near
+
+    if mutant == "never in doubt":
+        monkeypatch.setattr(forward, "doubtful", doubted)
+    elif mutant == "those taken stay":
+        monkeypatch.setattr(forward, "TAKEN", forward.Int32(0x7F000000))
+    else:
+        monkeypatch.setattr(forward, "settled", lambda c, elements, indices, *rest: (elements, indices))
+    with pytest.raises(AssertionError):
+        check_short(alike(256, fp32), 8, renormalize=True)

@@ -32,18 +32,27 @@ class Lanes(NamedTuple):
     most: int
 
 
-# By whether there are more than FEW results, and many rows. A comparison in a lane costs two instructions for the
-# elements of 32 rows, one between lanes as many and two shuffles; one after another they take the longer the more
-# elements a lane has. Of bfloat16, with all numbers of lanes (H200, 2026-11-26): 64 to 1,024 elements, 1 to 65,536
-# rows, k = 2, 8 and 32.
+# By bytes of an element; by whether there are more than FEW results, and many rows. A comparison in a lane costs two
+# instructions for the elements of 32 rows, one between lanes as many and two shuffles; one after another they take the
+# longer the more elements a lane has. With all numbers of lanes: 64 to 1,024 elements, 1 to 65,536 rows, k = 2, 8 and
+# 32, of bfloat16 (H200, 2026-11-26) and float32 (H100, 2026-11-27).
 LANES = {
-    (False, False): Lanes(16, 4, WARP),
-    (False, True): Lanes(32, 4, 16),
-    (True, False): Lanes(16, 16, WARP),
-    (True, True): Lanes(32, 8, 16),
+    2: {
+        (False, False): Lanes(16, 4, WARP),
+        (False, True): Lanes(32, 4, 16),
+        (True, False): Lanes(16, 16, WARP),
+        (True, True): Lanes(32, 8, 16),
+    },
+    4: {
+        (False, False): Lanes(16, 4, WARP),
+        (False, True): Lanes(16, 8, WARP),
+        (True, False): Lanes(16, 16, WARP),
+        (True, True): Lanes(32, 8, 16),
+    },
 }
-# As many are kept: two and eight are what routers choose, and each number is a class of its own.
-LISTS = (2, 8, 32)
+# By bytes of an element, as many are kept: two and eight are what routers choose, and each number is a class of its
+# own. A lane often has both of two, and rough keys want the next one as well.
+LISTS = {2: (2, 8, 32), 4: (4, 8, 32)}
 # What becomes of the sorted lists of two lanes that are merged: one that is twice as long; the same length, in half as
 # many elements of each lane; or the same in both lanes.
 GROW, HALVE, COPY = "grow", "halve", "copy"
@@ -308,7 +317,7 @@ def plan_topk(
     vector = _vector(columns, operand, rows)
     lanes = _lanes(rows, columns, k, ITEM_SIZE[operand.dtype], device, invariant)
     elements = _capacity(columns) // lanes
-    kept = min(next((n for n in LISTS if n >= k), _power(k)), _capacity(columns))
+    kept = next((n for n in LISTS[ITEM_SIZE[operand.dtype]] if n >= k), _power(k))
     c = TopkClass(
         math="topk_softmax",
         architecture=device.architecture.name,
@@ -317,7 +326,7 @@ def plan_topk(
         vector=min(vector, elements),
         vectors=elements // min(vector, elements),
         threads_per_row=lanes,
-        kept=kept,
+        kept=min(kept, _capacity(columns)),
         renormalize=renormalize,
     )
     return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)
@@ -394,11 +403,11 @@ def _capacity(columns: int) -> int:
 def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device, invariant: bool) -> int:
     """Lanes that share a row; invariant: those of many rows, and any number of these has them."""
     capacity, longer = _capacity(columns), k > FEW
-    if k > LISTS[-1]:  # lists that lanes hold whole
+    if k > LISTS[itemsize][-1]:  # lists that lanes hold whole
         return min(WARP, capacity // 8)
 
     def lanes(busy: bool) -> int:
-        asked = LANES[longer, busy]
+        asked = LANES[itemsize][longer, busy]
         most = min(asked.most, capacity // (4 if longer else 8))  # a load of 16 bytes each, or half of one
         count = min(max(capacity // asked.elements, asked.least), most)
         return max(count, capacity * itemsize // CACHE_LINE)  # as much as a lane's registers hold

@@ -18,7 +18,7 @@ from ..common.copy import DTYPES, element, in_shared, pack, unpack
 from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import MAX, SUM, tree
-from .rows import columns_of, load_row, store_row
+from .rows import columns_of, lane_tensor, load_row, store_row
 
 
 class TopkBackwardKernel:
@@ -108,7 +108,8 @@ class TopkBackwardKernel:
         if const_expr(not s.renormalize):
             rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
             rX.fill(-float("inf"))
-            load_row(s, rX, source, last * source_stride, first, cX, columns)
+            gX = lane_tensor(s, self.dtypes[0], source, last * source_stride + first, cX)
+            load_row(s, gX, rX, first, cX, columns)
             x = unpack(cute.make_tensor(rX.iterator, cute.make_layout(s.elements)))
             (top,) = MAX.lanes((tree(online.maximum, x),), s.threads_per_row)
             exp, top = online.Precise() if s.precise else online.Near(), online.reference(top)
@@ -121,7 +122,8 @@ class TopkBackwardKernel:
 
         rD = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[2])
         pack(iter(spread), cute.make_tensor(rD.iterator, cute.make_layout(s.elements)))
-        store_row(s, rD, result, last * columns, first, cX, columns if row < rows else 0)
+        gD = lane_tensor(s, self.dtypes[2], result, last * columns + first, cX)
+        store_row(s, rD, gD, first, cX, columns if row < rows else 0)
 
     @cute.jit
     def number(self, given: tuple, row: Int64, i: Int32, k: Int32) -> tuple:

@@ -12,14 +12,17 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric, const_expr
 
 from layouts.trace import observe
 
+from ...plan.problem import ALIGNMENT
 from ...plan.topk import TopkClass
 from ..common import online
-from ..common.copy import DTYPES, element, unpack
+from ..common.copy import DTYPES, element, in_global, unpack
 from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import SUM, tree
-from .rows import columns_of, load_row
-from .select import Keys, doubtful, lane_of, largest, merged, places, settled
+from .rows import columns_of, lane_tensor, load_row
+from .select import Keys, balanced, doubtful, exchange, lane_of, largest, merged, ordered, places, settled
+
+TAKEN = Int32(-(1 << 31))  # below all `ordered` numbers
 
 
 class TopkKernel:
@@ -63,7 +66,6 @@ class TopkKernel:
         self, rows: Int32, columns: Int32, k: Int32, x: Int64, stride: Int64, values: Int64, indices: Int64
     ):
         s = self.spec
-        wait_for_stream(s.early)
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
@@ -72,18 +74,20 @@ class TopkKernel:
         first, cX = columns_of(s, tv, tidx)
 
         # Rows past the end are worked on as the last one, and not stored.
+        begin = Int64(smaller(row, rows - 1)) * stride
+        gX = lane_tensor(s, self.dtypes[0], x, begin + first, cX)
         rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
         rX.fill(-float("inf"))
-        load_row(s, rX, x, Int64(smaller(row, rows - 1)) * stride, first, cX, columns)
+        wait_for_stream(s.early)
+        load_row(s, gX, rX, first, cX, columns)
 
         # What lies behind the row's end is -inf of a higher index than all that there is, and comes last.
         flat = cute.make_tensor(rX.iterator, cute.make_layout(s.elements))
         rE, rI = cute.make_rmem_tensor(s.slots, Float32), cute.make_rmem_tensor(s.slots, Int32)
         if const_expr(s.rough):
-            begin = Int64(smaller(row, rows - 1)) * stride
-            doubt = self.roughly(rE, rI, flat, cX, first, lane, k, x, begin, columns)
-            if cute.arch.vote_any_sync(doubt):
-                self.exactly(rE, rI, flat, cX, first, lane, k)
+            chosen, start = self.roughly(rE, rI, flat, cX, first, lane, k, x, begin, columns)
+            if cute.arch.vote_any_sync(start < k):
+                self.one_by_one(rE, rI, chosen, start, gX, cX, first, lane, k, columns)
         else:
             self.exactly(rE, rI, flat, cX, first, lane, k)
 
@@ -102,14 +106,35 @@ class TopkKernel:
             terms = (online.Near().exponential(number, top) for number in unpack(flat))
         (total,) = SUM.lanes((tree(operator.add, terms),), s.threads_per_row)
 
+        rV = cute.make_rmem_tensor(s.slots, self.dtypes[1])
+        rP = cute.make_rmem_tensor(s.slots, self.index)
         for i in cutlass.range_constexpr(s.slots):
-            at = Int64(row) * k + numbers[i]
-            gV, gI = element(self.dtypes[1], values, at), element(self.index, indices, at)
-            value = online.quotient(powers[i], total).to(self.dtypes[1])
-            index = self.index(rI[i])
-            if row < rows and numbers[i] < k:
-                gV[0] = value
-                gI[0] = index
+            rV[i] = online.quotient(powers[i], total).to(self.dtypes[1])
+            rP[i] = self.index(rI[i])
+        if row < rows:
+            for held, address in ((rV, values), (rP, indices)):
+                self.store(held, address, Int64(row) * k, numbers, k)
+
+    @cute.jit
+    def store(
+        self,
+        held: cutlass.Constexpr[cute.Tensor],
+        address: Int64,
+        begin: Int64,
+        numbers: cutlass.Constexpr[list],
+        k: Int32,
+    ):
+        """Store results in the places from `begin` on, of a lane at once where all lanes' are whole vectors."""
+        slots = self.spec.slots
+        if k % slots == 0:
+            if numbers[0] < k:
+                align = min(slots * held.element_type.width // 8, ALIGNMENT)
+                at = in_global(held.element_type, address, begin + numbers[0], slots, align)
+                cute.autovec_copy(held, at)
+        else:
+            for i in cutlass.range_constexpr(slots):
+                if numbers[i] < k:
+                    element(held.element_type, address, begin + numbers[i])[0] = held[i]
 
     @cute.jit
     def exactly(
@@ -141,14 +166,17 @@ class TopkKernel:
         x: Int64,
         begin: Int64,
         columns: Int32,
-    ) -> Boolean:
-        """`exactly` by rough keys, and whether these may be wrong. begin: of the row, whose elements are read again:
-        rough keys lack their last bits."""
-        s = self.spec
+    ) -> tuple[list, Int32]:
+        """`exactly` by rough keys: (these; the first place that may be wrong as far as this lane sees, k for none).
+        begin: of the row, whose elements are read again: rough keys lack their last bits."""
+        s, last = self.spec, self.rough.last
+        # Where no element has bits that its key lacks, keys that are alike are of elements that are equal.
+        bits = reduce(operator.or_, [rX[j].bitcast(Int32) for j in range(s.elements)])
+        lost = cute.arch.vote_any_sync(bits & last != 0)
         chosen, beyond, incomplete = self.choose(self.rough, rX, cX, first, lane, k)
         first_lane = cute.arch.lane_idx() - lane
         of_lane = lambda number, i: cute.arch.shuffle_sync(number, first_lane + i)  # noqa: E731
-        doubt, near = doubtful(s, chosen, beyond, lane, k, of_lane)
+        unsure, near = doubtful(s, chosen, beyond, lane, k, of_lane)
         for i in cutlass.range_constexpr(s.slots):
             rI[i] = self.rough.index(chosen[i])
             rE[i] = element(Float32, x, begin + smaller(rI[i], columns - 1))[0]
@@ -158,7 +186,58 @@ class TopkKernel:
             for i in cutlass.range_constexpr(s.slots):
                 rE[i] = elements[i]
                 rI[i] = indices[i]
-        return doubt | incomplete
+        wrong = [select(u, number, k) for u, number in zip(unsure, places(s, lane), strict=True)]
+        start = select(incomplete, Int32(0), reduce(smaller, wrong))
+        return chosen, select(lost, start, k)
+
+    @cute.jit
+    def one_by_one(
+        self,
+        rE: cute.Tensor,
+        rI: cute.Tensor,
+        chosen: list,
+        start: Int32,
+        gX: cute.Tensor,
+        cX: cutlass.Constexpr[list],
+        first: Int32,
+        lane: Int32,
+        k: Int32,
+        columns: Int32,
+    ):
+        """`exactly`, in the places from the least start of a row's lanes on: the largest element that is left is taken
+        for each of them. chosen: rough keys, which are right up to there."""
+        s, keys, group = self.spec, self.keys, self.spec.threads_per_row
+        start = cute.arch.warp_reduction(start, cutlass.min, threads_in_group=group)
+        numbers = places(s, lane)
+        highest = reduce(
+            cutlass.max,
+            [select(n == start, key, self.rough.lowest) for n, key in zip(numbers, chosen, strict=True)],
+        )
+        highest = cute.arch.warp_reduction(highest, cutlass.max, threads_in_group=group) | self.rough.last
+        rX = cute.make_rmem_tensor((s.vector, s.vectors), Float32)
+        rX.fill(-float("inf"))
+        load_row(s, gX, rX, first, cX, columns)
+        rN = cute.make_rmem_tensor(s.elements, Int32)
+        for i, bits in enumerate(keys.bits(cute.make_tensor(rX.iterator, cute.make_layout(s.elements)))):
+            number = ordered(bits, keys.kept)
+            rN[i] = select(number > highest, TAKEN, number)
+        code = Int32(keys.last) - first
+        key_element, key_index = keys.element, keys.index
+        for j in cutlass.range(cute.arch.warp_redux_sync(start, "min"), k, unroll=1):
+            best = tree(cutlass.max, [rN[i] for i in range(s.elements)])
+            column = tree(
+                cutlass.min,
+                [select(rN[i] == best, Int32(cX[i]), Int32(s.capacity)) for i in range(s.elements)],
+            )
+            mine = (Int64(best) << 32) + (code - column)
+            top = cute.arch.warp_reduction(mine, cutlass.max, threads_in_group=group)
+            taken = select((mine == top) & (j >= start), column, Int32(-1))
+            for i in cutlass.range_constexpr(s.elements):
+                rN[i] = select(taken == cX[i], TAKEN, rN[i])
+            for i in cutlass.range_constexpr(s.slots):
+                here = (numbers[i] == j) & (j >= start)
+                rE[i] = select(here, key_element(top), rE[i])
+                rI[i] = select(here, key_index(top), rI[i])
 
     def choose(
         self, keys: Keys, rX: cute.Tensor, cX: list, first: Int32, lane: Int32, k: Int32
@@ -166,11 +245,13 @@ class TopkKernel:
         """(this lane's share of the k largest keys of its row; of rough ones the largest that was left out of lists of
         several lanes, and whether this lane's own list may lack one that is as large)."""
         s = self.spec
-        found = largest(keys.lane_keys(rX, cX, first), s.elements, s.length)
+        one = cute.arch.grid_dim()[1]
+        change = exchange if keys.wide else balanced(one)
+        found = largest(keys.lane_keys(rX, cX, first, one), s.elements, s.length, change)
         if s.takes:
             mine, used_up = self.take(keys, found, lane, k)
             return [mine], keys.lowest, used_up
-        chosen, out = merged(s, found, lane, cute.arch.shuffle_sync_bfly)
+        chosen, out = merged(s, found, lane, cute.arch.shuffle_sync_bfly, change)
         if not keys.rough:
             return chosen, keys.lowest, Boolean(False)
         beyond = reduce(cutlass.max, out, keys.lowest)

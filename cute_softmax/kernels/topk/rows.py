@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ...plan.topk import TopkClass
-from ..common.copy import in_global
+from ..common.copy import global_pointer
 
 
 def columns_of(spec: TopkClass, tv: cute.Layout, tidx: Int32) -> tuple[Int32, list[int]]:
@@ -14,39 +14,39 @@ def columns_of(spec: TopkClass, tv: cute.Layout, tidx: Int32) -> tuple[Int32, li
     return tv((tidx, 0)) // spec.rows, own
 
 
+def lane_tensor(spec: TopkClass, dtype: type, address: Int64, at: Int64, cX: list[int]) -> cute.Tensor:
+    """(element, vector) -> a thread's elements in global memory, of a row that is there whole; at: of the first one, in
+    elements from an address on. cX: see `columns_of`."""
+    step = cX[spec.vector] if spec.vectors > 1 else 0
+    pointer = global_pointer(dtype, address, at, spec.vector * dtype.width // 8)
+    return cute.make_tensor(pointer, cute.make_layout((spec.vector, spec.vectors), stride=(1, step)))
+
+
 @cute.jit
 def load_row(
     spec: cutlass.Constexpr,
+    gX: cute.Tensor,
     rX: cute.Tensor,
-    address: Int64,
-    offset: Int64,
     first: Int32,
     cX: cutlass.Constexpr[list],
     columns: Int32,
 ):
-    """Load this thread's vectors of the row at an offset (elements) from an address, those that exist."""
+    """Load this thread's vectors that exist."""
     for i in cutlass.range_constexpr(spec.vectors):
-        column = first + cX[i * spec.vector]
-        if column < columns:
-            cute.autovec_copy(_vector(spec, rX.element_type, address, offset + column), rX[None, i])
+        if first + cX[i * spec.vector] < columns:
+            cute.autovec_copy(gX[None, i], rX[None, i])
 
 
 @cute.jit
 def store_row(
     spec: cutlass.Constexpr,
     rX: cute.Tensor,
-    address: Int64,
-    offset: Int64,
+    gX: cute.Tensor,
     first: Int32,
     cX: cutlass.Constexpr[list],
     columns: Int32,
 ):
     """Store as `load_row` loads."""
     for i in cutlass.range_constexpr(spec.vectors):
-        column = first + cX[i * spec.vector]
-        if column < columns:
-            cute.autovec_copy(rX[None, i], _vector(spec, rX.element_type, address, offset + column))
-
-
-def _vector(spec: TopkClass, dtype: type, address: Int64, at: Int64) -> cute.Tensor:
-    return in_global(dtype, address, at, spec.vector)
+        if first + cX[i * spec.vector] < columns:
+            cute.autovec_copy(rX[None, i], gX[None, i])

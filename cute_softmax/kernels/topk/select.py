@@ -6,20 +6,19 @@ the larger: no two are equal, and a key says all that there is to know. Of 16 bi
 64, which are compared and moved in three times as many instructions. So there are rough keys of a float32, too, in 32
 bits, in which an index takes the place of its last bits: as long as no two that follow each other differ in the index
 alone, their order is right. Where two do, the elements themselves are compared; where three do, or the last one chosen
-and the next, all is done again with keys of 64 bits. All but the methods of `Keys` holds for plain integers, too, and
-for arrays of them.
+and the next, the largest elements are taken one by one from there on. All but multiply-adds and the methods of
+`Keys` holds for plain integers, too, and for arrays of them.
 
 A lane sorts its elements in blocks and merges these, keeping the largest ones. Then the lists of lanes are merged, of
 which each in the end has as many as there are; or the largest of the lanes' first ones is taken k times, and the lane
-that had it moves up. Sources of the networks: Batcher, "Sorting networks and their
+that had it moves up. Source of the networks: Batcher, "Sorting networks and their
 applications", 1968.
 """
 
 from __future__ import annotations
 
-import operator
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
 
 import cutlass
 import cutlass.cute as cute
@@ -46,6 +45,30 @@ def exchange(a: Numeric, b: Numeric) -> tuple[Numeric, Numeric]:
         return cutlass.max(a, b), cutlass.min(a, b)
     below = a < b  # of 64 bits two instructions: not twice
     return select(below, b, a), select(below, a, b)
+
+
+def balanced(one: Int32) -> Exchange:
+    """`exchange` of keys of 32 bits that finds two smaller ones of three as the sum without the larger one: in two
+    multiply-adds, which have a pipe of their own beside that of comparisons.
+
+    one: 1, which the compiler must not know, or it would make additions of them.
+    """
+    turns, minus = itertools.cycle((True, True, False)), 0 - one
+
+    def exchange(a: Int32, b: Int32) -> tuple[Int32, Int32]:
+        high = cutlass.max(a, b)
+        if next(turns):
+            return high, multiply_add(high, minus, multiply_add(a, one, b))
+        return high, cutlass.min(a, b)
+
+    return exchange
+
+
+def multiply_add(a: Int32, b: Int32, c: Int32) -> Int32:
+    """a * b + c in one instruction."""
+    return cute.arch.inline_ptx(
+        "mad.lo.s32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Int32], read_only_args=[a, b, c]
+    )
 
 
 def comparators(count: int) -> Iterator[tuple[int, int]]:
@@ -112,7 +135,7 @@ def merged(
     def sorted_by(bit: int, turned: bool = False) -> list:
         upper = (lane >> bit) & 1 == 1
         theirs = [other(key, 1 << bit) for key in (reversed(keys) if turned else keys)]
-        return [pick(upper, key, its, exchange) for key, its in zip(keys, theirs, strict=True)]
+        return [pick(upper, key, its) for key, its in zip(keys, theirs, strict=True)]
 
     for bit, what in enumerate(c.merges):
         bits, _ = c.places_after(bit)
@@ -159,25 +182,25 @@ def doubtful(
     lane: Numeric,
     k: Numeric,
     of_lane: Callable[[Numeric, Numeric], Numeric],
-) -> tuple[Boolean, list[Boolean]]:
-    """(whether rough keys may be the wrong ones, or in a wrong order that `settled` does not see; which of this lane's
-    keys the next place's is `alike`).
+) -> tuple[list[Boolean], list[Boolean]]:
+    """Of this lane's rough keys, of `places`: (whether a key and the next place's are `alike`, and `settled` does not
+    put them in order; whether they are alike and it does).
 
-    Keys are the wrong ones if the last one and the next one are alike. chosen: this lane's, of `places`; beyond: the
-    largest that was left out. of_lane(key, lane): that lane's key.
+    It does not see to the last one chosen and the largest that was left out, nor to three alike in a row. Up to the
+    first that it does not see to, all are in their places. beyond: the largest key that was left out. of_lane(key,
+    lane): that lane's key.
     """
     last, mine = c.capacity - 1, places(c, lane)
     place = mine[-1] // c.slots + 1
     following = lane_of(c, place)
     at_end = place == 1 << len(c.place_bits)
     nexts = [*chosen[1:], select(at_end, beyond, of_lane(chosen[0], following))]
-    same = [alike(key, after, last) for key, after in zip(chosen, nexts, strict=True)]
-    near = [(number < k - 1) & x for number, x in zip(mine, same, strict=True)]
-    # Three in a row are more than an exchange of neighbours puts in order.
-    ones = [select(x, lane * 0 + 1, lane * 0) for x in near]
-    three = [a + b == 2 for a, b in zip(ones, [*ones[1:], of_lane(ones[0], following)], strict=True)]
-    wrong = [(number == k - 1) & x for number, x in zip(mine, same, strict=True)]
-    return reduce(operator.or_, [*three, *wrong]), near
+    same = [(n < k) & alike(key, its, last) for n, key, its in zip(mine, chosen, nexts, strict=True)]
+    ones = [select(x, lane * 0 + 1, lane * 0) for x in same]
+    after = [*ones[1:], select(at_end, lane * 0, of_lane(ones[0], following))]
+    unsure = [x & ((n == k - 1) | (a == 1)) for n, x, a in zip(mine, same, after, strict=True)]
+    near = [x & (n < k - 1) for n, x in zip(mine, same, strict=True)]
+    return unsure, near
 
 
 def settled(
@@ -210,16 +233,15 @@ def settled(
     return exchanged(elements, after, before), exchanged(indices, next_index, index_before)
 
 
-def pick(upper: Boolean, a: Numeric, b: Numeric, exchange: Exchange) -> Numeric:
+def pick(upper: Boolean, a: Numeric, b: Numeric) -> Numeric:
     """The smaller of two keys in upper lanes, in others the larger."""
-    high, low = exchange(a, b)
-    return select(upper, low, high)
+    return select((a > b) ^ upper, a, b)
 
 
-def key_of(number: Numeric, code: Numeric, last: int, rough: bool) -> Numeric:
-    """The key of an `ordered` number whose index has a code, at most `last`, which is a power of two less one. Rough:
-    the code takes the place of the number's last bits."""
-    return (number & ~last if rough else number) + code
+def narrow(bits: Int32, mask: int, code: Int32) -> Int32:
+    """The key, in 32 bits, of an element whose bits in the mask count, and of an index whose code has the others."""
+    bits = bits & mask | code
+    return ordered(bits, mask & 0x7FFFFFFF)
 
 
 def alike(a: Numeric, b: Numeric, last: int) -> Boolean:
@@ -238,19 +260,29 @@ class Keys:
         self.dtype, self.last, self.rough = dtype, capacity - 1, rough
         self.full = dtype.width == 32
         self.wide = self.full and not rough
-        # The bits of an element but its sign, as they lie in a float32 or in the upper half of a word.
-        self.kept = 0x7FFFFFFF if self.full else 0x7FFF0000
+        # The bits of an element, as they lie in a float32 or in the upper half of a word, of which rough keys lack the
+        # last ones; and all but its sign.
+        self.mask = ~self.last if rough else -1 if self.full else -65536
+        self.kept = self.mask & 0x7FFFFFFF
         self.lowest = (Int64 if self.wide else Int32)(-(1 << (63 if self.wide else 31)))  # below all keys
 
-    def lane_keys(self, held: cute.Tensor, columns: list[int], first: Int32) -> Iterator:
+    def lane_keys(self, held: cute.Tensor, columns: list[int], first: Int32, one: Int32) -> Iterator:
         """The keys of a lane's elements.
 
-        columns: of each element relative to `first`, the column of the lane's own first one.
+        columns: of each element relative to `first`, the column of the lane's own first one, which has no bit in common
+        with any of them. one: 1, see `balanced`.
         """
         code = Int32(self.last) - first
+        if self.rough:
+            # A number that the compiler does not see through is joined with masked bits in one instruction.
+            code = multiply_add(one, Int32(self.last), -first)
         for bits, column in zip(self.bits(held), columns, strict=True):
-            number = ordered(bits, self.kept)
-            yield key_of(Int64(number) << 32 if self.wide else number, code - column, self.last, self.rough)
+            if self.wide:
+                yield (Int64(ordered(bits, self.kept)) << 32) + (code - column)
+            elif self.rough:
+                yield multiply_add(one, Int32(-column), narrow(bits, self.mask, code))
+            else:
+                yield ordered(bits & self.mask, self.kept) + (code - column)
 
     def bits(self, held: cute.Tensor) -> Iterator[Int32]:
         """The bits of elements, 16-bit ones in the upper half of a word. -0 becomes 0, and all NaN one, which is
@@ -263,7 +295,7 @@ class Keys:
         for j in range(cute.size(words)):
             word = packed_normal(words[j], self.dtype)
             yield word << 16
-            yield word & Int32(-65536)
+            yield word
 
     def element(self, key: Numeric) -> Float32:
         """The element of a key that is not rough."""
