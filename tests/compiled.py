@@ -80,7 +80,8 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
     with observing() as layouts:
         function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
     cubin, ptx = folder / "kernel.cubin", function.__ptx__
-    check_launches(function, c.early)
+    on_host = host_code(function)
+    check_launches(ptx, on_host, c.early)
     cubin.write_bytes(function.__cubin__)
     done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
     # Of several kernels the one that takes the most: the others wait, and do no more.
@@ -89,7 +90,7 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
     threads = max(tuple(map(int, found)) for found in re.findall(r"\.reqntid (\d+), (\d+), (\d+)", ptx))
     blocks = re.search(r"\.minnctapersm (\d+)", ptx)
     return Compiled(
-        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx, layouts
+        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(on_host), ptx, layouts
     )
 
 
@@ -146,18 +147,17 @@ def touches_before_it_waits(kernel: str) -> bool:
     return False
 
 
-def check_launches(function, early: bool):
+def check_launches(ptx: str, body: str, early: bool):
     """Each kernel that may be launched early waits for what precedes it, in all its roles, before it touches global
-    memory; then the next may begin. The number of CTAs decides about it, if it is not one."""
+    memory; then the next may begin. The number of CTAs decides about it, if it is not one. body: see `host_code`."""
     from cute_softmax.kernels.common.early import MOST_CTAS
 
-    for kernel in function.__ptx__.split(".entry ")[1:]:
+    for kernel in ptx.split(".entry ")[1:]:
         name = kernel.split("(")[0]
         told = re.findall(r"griddepcontrol\.(\w+)", kernel)
         assert told == ["wait", "launch_dependents"] * (len(told) // 2) and bool(told) == early, name
         assert not early or not touches_before_it_waits(kernel), f"{name} touches memory before it waits"
     # Attributes of launches are pairs of a name and a number, which is stored in field 2 of a union.
-    body = host_code(function)
     constants = dict(re.findall(r"(%\d+) = llvm.mlir.constant\((\d+) : i32\)", body))
     stored = r"llvm\.store (%\d+), %\d+ : i32, !llvm\.ptr"
     attributes = re.findall(rf"{stored}\n.*\[0, 2\].*\n *{stored}", body)
@@ -183,14 +183,13 @@ def host_code(function) -> str:
     return str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
 
 
-def launch_of(function) -> tuple[int, int]:
+def launch_of(body: str) -> tuple[int, int]:
     """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA: of several launches, those
     of the one that takes the most.
 
     They are fields of the launch configuration that it fills in: (grid[3], block[3], bytes, stream, ...), and of an
-    attribute of three numbers.
+    attribute of three numbers. body: see `host_code`.
     """
-    body = host_code(function)
 
     def stored(struct: str, launch: str) -> dict[str, int | None]:
         """field -> the constant that is stored there first."""

@@ -99,7 +99,7 @@ def test_dtensors(world):
 
 @pytest.mark.long
 def test_compiled_dtensors():
-    ranks.run(4, on_ranks_torch.dtensors, compile=True)
+    ranks.run(2, on_ranks_torch.dtensors, compile=True)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from ..dispatch.common.arguments import (
     torch_dtype,
 )
 from ..dispatch.common.forms import Forms
+from ..dispatch.common.slices import Slice, is_shared
 from ..dispatch.common.spec import (
     DEFAULTS,
     ScoreArguments,
@@ -34,8 +35,6 @@ from ..dispatch.common.spec import (
     scores_of,
     with_scores,
 )
-from ..dispatch.sharded.functions import Shard, is_shared
-from ..dispatch.sharded.functions import softmax as of_shared_rows
 from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of
 from ..plan import PanelPlan, Plan, ShortPlan
@@ -177,7 +176,7 @@ def _decide(
         if form is not None:
             return form(input, given)
     given = dict(given)
-    shard = Shard(*(given.pop(key, None) for key in ShardArguments.__annotations__))
+    shard = Slice(*(given.pop(key, None) for key in ShardArguments.__annotations__))
     check_names(name, given)
     check_tensor("input", input, name)
     if dim is None:
@@ -208,13 +207,15 @@ def _of_shared_rows(
     dtype: torch.dtype,
     out: torch.Tensor | None,
     given: ScoreArguments,
-    shard: Shard,
+    shard: Slice,
 ) -> torch.Tensor:
     """The rank's slice of a call on rows that ranks share; of scores there is a number as scale."""
     others = [key for key, value in given.items() if key != "scale" and differs(value, DEFAULTS[key])]
     if out is not None or others:
         raise ValueError(f"{', '.join(others) or 'out'} of rows that ranks share: {name} takes a scale there")
     scale = number("scale", given.get("scale", 1.0))
+    from ..dispatch.sharded.functions import softmax as of_shared_rows  # see `dispatch.common.slices`
+
     return of_shared_rows(input, dims, dtype, scale, name == "log_softmax", shard)
 
 

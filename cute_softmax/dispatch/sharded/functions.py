@@ -5,32 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from ...runtime.invariance import block_size, in_force
+from ..common.slices import Slice
 from ..heads.calls import check_integers
 from . import calls
-from .placements import of_dtensor, sharded_over
+from .placements import of_dtensor
 from .states import Shared, slice_of
 
 Tensor = torch.Tensor
-
-
-class Shard(NamedTuple):
-    """What a caller says of the slice: the group, the index of its first element in the row, and the row's length; of a
-    DTensor's, whether all are equally long."""
-
-    group: dist.ProcessGroup | None = None
-    start: int | None = None
-    size: int | None = None
-    alike: bool = False
-
-
-def is_shared(input: Tensor, dims: tuple[int, ...], shard: Shard) -> bool:
-    """Whether other ranks have parts of the rows. Raises ValueError for arguments of a slice without its group."""
-    if shard.group is None and (shard.start is not None or shard.size is not None):
-        raise ValueError("vocab_start and vocab_size say where a rank's slice lies: they need group")
-    return shard.group is not None or bool(sharded_over(input, dims))
 
 
 def row_numbers(
@@ -39,7 +22,7 @@ def row_numbers(
     dims: tuple[int, ...],
     scale: float,
     results: str,
-    shard: Shard,
+    shard: Slice,
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
     """Numbers of whole rows in a dtype, alike on all ranks of the group. results: some of "found" (log-probabilities at
@@ -47,7 +30,7 @@ def row_numbers(
     dim = shared_dim(input, dims)
     if shard.group is None:
         return of_dtensor(
-            input, index, dim, lambda x, i, *at: row_numbers(x, i, dims, scale, results, Shard(*at), dtype)
+            input, index, dim, lambda x, i, *at: row_numbers(x, i, dims, scale, results, Slice(*at), dtype)
         )
     rows, part = _rows(input, dim, shard)
     asked = part.asks(scale=scale, results=results, dtype=dtype)
@@ -72,11 +55,11 @@ class Losses(NamedTuple):
     visit: bool | None
 
 
-def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Tensor, Tensor | None]:
+def loss(input: Tensor, target: Tensor, asks: Losses, shard: Slice) -> tuple[Tensor, Tensor | None]:
     """(the cross entropy with class indices, or those of rows; the logsumexps in float32 if they are asked for)."""
     dim = shared_dim(input, (input.dim() - 1,))
     if shard.group is None:
-        return of_dtensor(input, target, dim, lambda x, i, *at: loss(x, i, asks, Shard(*at)))
+        return of_dtensor(input, target, dim, lambda x, i, *at: loss(x, i, asks, Slice(*at)))
     rows, part = _rows(input, dim, shard)
     asked = part.asks(
         scale=asks.scale, results="loss lse" if asks.lse else "loss", dtype=asks.dtype, reduction=asks.reduction,
@@ -89,14 +72,14 @@ def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Ten
 
 
 def softmax(
-    input: Tensor, dims: tuple[int, ...], dtype: torch.dtype, scale: float, log: bool, shard: Shard
+    input: Tensor, dims: tuple[int, ...], dtype: torch.dtype, scale: float, log: bool, shard: Slice
 ) -> Tensor:
     """This rank's slice of the softmax of whole rows, or of its logarithm; padding behind the rows' end becomes 0, of
     the logarithm -inf."""
     dim = shared_dim(input, dims)
     if shard.group is None:
         return of_dtensor(
-            input, None, dim, lambda x, _, *at: softmax(x, dims, dtype, scale, log, Shard(*at)), rows=False
+            input, None, dim, lambda x, _, *at: softmax(x, dims, dtype, scale, log, Slice(*at)), rows=False
         )
     rows, part = _rows(input, dim, shard)
     return calls.softmax(rows, part.asks(scale=scale, dtype=dtype, log=log)).movedim(-1, dim)
@@ -140,7 +123,7 @@ def block_asked() -> int:
     return block
 
 
-def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
+def _rows(input: Tensor, dim: int, shard: Slice) -> tuple[Tensor, Shared]:
     """The slice, the row's dimension last, and which part of the rows it is."""
     # A bit of torch's that negates a tensor must not send this rank another way than the others.
     rows = input.movedim(dim, -1).resolve_neg()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ...runtime.private import constant_when_traced
-from ..common.placements import on_mesh
+from ..common.slices import sharded_over
 from .states import name_of
 
 if TYPE_CHECKING:
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Tensor = torch.Tensor
-
-
-def sharded_over(input: Tensor, dims: tuple[int, ...]) -> list[int]:
-    """The dimensions of a DTensor's mesh that reduced dimensions are sharded over."""
-    if not on_mesh(input):
-        return []
-    return [i for i, p in enumerate(input.placements) if p.is_shard() and p.dim % input.dim() in dims]
 
 
 def has_all_rows(input: DTensor, dim: int) -> bool:
