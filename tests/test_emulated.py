@@ -6,7 +6,6 @@ Products and their gradients are simulated here; the GPU tests run all.
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
 from dataclasses import fields, replace
 
 import checking
@@ -255,35 +254,6 @@ def test_parts_that_are_given_up(launches, monkeypatch):
     monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
     x = made((20000, 9), bf16)
     assert close(c.softmax(x, 0), torch.softmax(x.double(), 0))
-
-
-def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of ties, of neighbours that differ in their last bits, alone, in pairs and many, and of no numbers."""
-    x = made((6, columns), dtype)
-    near = 1.5 + torch.arange(columns).to(dtype) * torch.finfo(dtype).eps
-    x[1] = x[1].round()
-    x[2] = near.flip(0)
-    larger = 1 + torch.finfo(dtype).eps
-    x[3, 1::2] = x[3, : columns // 2 * 2 : 2] * larger  # the larger of a pair comes later
-    none = torch.tensor([float("nan"), float("inf"), -0.0, 0.0, -float("inf")])
-    x[4, ::3] = none.repeat(columns)[: len(x[4, ::3])]
-    x[5] = -near
-    return x
-
-
-@pytest.mark.parametrize(
-    ("columns", "k"),
-    [(32, 2), (60, 8), (128, 20), (200, 8), (256, 32), (500, 6), (512, 33), (1000, 128), (1024, 8)],
-)
-@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
-@pytest.mark.parametrize("busy", [False, True], ids=["few rows", "as many rows"])
-def test_experts_that_are_alike(columns, k, dtype, busy, launches):
-    x = alike(columns, dtype)
-    with c.batch_invariant() if busy else nullcontext():
-        _, indices = c.topk_softmax(x, k)
-    unsigned = x.masked_fill(x == 0, 0.0).masked_fill(x.isnan(), float("nan"))
-    right = torch.sort(unsigned, dim=-1, descending=True, stable=True).indices[:, :k]
-    assert torch.equal(indices, right), (indices != right).any(-1).nonzero()
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,9 @@ def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
     noise = torch.randn(columns, generator=generator)
     few = torch.where(torch.rand(columns, generator=generator) < 0.1, near, noise / 4)
     pairs = (torch.arange(columns) // 2).float() * (1 + 2.0**-23 * (torch.arange(columns) % 2))
+    steps = 1.5 + torch.arange(columns).flip(0).to(dtype) * torch.finfo(dtype).eps
     rows = [near, -near, few, few * 2.0**-140, noise.bfloat16().float(), pairs, pairs.flip(-1), noise]
-    return torch.cat([torch.stack(rows).to(dtype), hard(columns, dtype)])
+    return torch.cat([torch.stack([row.to(dtype) for row in [*rows, steps, -steps]]), hard(columns, dtype)])
 
 
 def check_short(x: torch.Tensor, k: int, renormalize: bool):
@@ -145,6 +146,7 @@ def check_short(x: torch.Tensor, k: int, renormalize: bool):
     ("columns", "k", "dtype"),
     [
         (8, 2, fp32),
+        (60, 8, bf16),
         (100, 5, fp16),
         (128, 1, fp32),
         (200, 8, fp32),
@@ -152,11 +154,13 @@ def check_short(x: torch.Tensor, k: int, renormalize: bool):
         (256, 32, fp32),
         (512, 8, fp32),
         (512, 32, bf16),
+        (512, 33, fp32),
         (520, 31, fp32),
         (1000, 3, fp32),
+        (1000, 128, bf16),
+        (1024, 8, bf16),
         (1024, 8, fp32),
         (1024, 32, fp32),
-        (1024, 100, bf16),
     ],
 )
 def test_hard_short_rows(columns, k, dtype, many, launches):
