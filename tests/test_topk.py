@@ -19,9 +19,9 @@ from cute_softmax.kernels.topk.select import (
     lane_of,
     largest,
     merged,
-    narrow,
     ordered,
     places,
+    rough_key,
     settled,
     sort,
 )
@@ -409,7 +409,7 @@ def keys_of(row: np.ndarray, halves: str, last: int = 1023, rough: bool = False)
         bits = torch.where(tensor.isnan(), 0x7FFF, tensor.to(dtype).view(torch.int16)).numpy()
         return ordered(bits.astype(np.int64) << 16, 0x7FFF0000) + code
     bits = torch.where(tensor.isnan(), 0x7FFFFFFF, tensor.view(torch.int32)).numpy().astype(np.int64)
-    return narrow(bits, ~last, code) if rough else (ordered(bits, 0x7FFFFFFF) << 32) + code
+    return rough_key(bits, code, last) if rough else (ordered(bits, 0x7FFFFFFF) << 32) + code
 
 
 @pytest.mark.parametrize("halves", ["bf16", "fp16", ""], ids=["bf16", "fp16", "fp32"])

@@ -11,7 +11,7 @@ import torch
 
 from ..dispatch.common.arguments import check_tensor, column_of, float_dtype, overlaps_itself
 from ..dispatch.common.formulas import wide
-from ..dispatch.common.slices import Slice, is_shared
+from ..dispatch.common.shards import Shard, is_shared
 from ..dispatch.common.spec import integer, number
 from ..dispatch.common.state import recorded, unseen
 from ..dispatch.heads import loss as visits
@@ -153,7 +153,7 @@ def cross_entropy(
     cap = softcap_of(softcap)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must lie in 0 to 1")
-    rows, shard = _rows(input), Slice(group, vocab_start, vocab_size)
+    rows, shard = _rows(input), Shard(group, vocab_start, vocab_size)
     shared = is_shared(rows, (rows.dim() - 1,), shard)
     if shared and target.dtype.is_floating_point:
         raise ValueError("rows that ranks share have class indices as targets, not probabilities")
@@ -374,7 +374,7 @@ def _log_softmax(rows: Tensor, scale: float, cap: float) -> Tensor:
 
 
 def _of_shared_rows(
-    rows: Tensor, target: Tensor, weight: Tensor | None, asks: Losses, shard: Slice
+    rows: Tensor, target: Tensor, weight: Tensor | None, asks: Losses, shard: Shard
 ) -> tuple[Tensor, Tensor | None]:
     """(the loss as it is asked for, the logsumexps if they are) of rows that ranks share, with class indices."""
     check_rows(target, rows)

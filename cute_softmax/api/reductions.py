@@ -15,7 +15,7 @@ from ..dispatch.common.arguments import (
     given_dims,
     torch_dtype,
 )
-from ..dispatch.common.slices import Slice, is_shared
+from ..dispatch.common.shards import Shard, is_shared
 from ..dispatch.common.spec import of_rows
 from ..dispatch.heads.reductions import reduce
 from ..dispatch.heads.sinks import log_sum_exp
@@ -80,7 +80,7 @@ def logsumexp(
     dims, dtype, shard = (
         given_dims(dim, input),
         _autocast(input, input.dtype),
-        Slice(group, vocab_start, vocab_size),
+        Shard(group, vocab_start, vocab_size),
     )
     if is_shared(input, dims, shard):
         if out is not None or sink is not None:

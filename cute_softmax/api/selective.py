@@ -9,7 +9,7 @@ import torch
 
 from ..dispatch.common.arguments import check_tensor, column_of, float_dtype, given_dims
 from ..dispatch.common.formulas import wide
-from ..dispatch.common.slices import Slice, is_shared
+from ..dispatch.common.shards import Shard, is_shared
 from ..dispatch.common.spec import integer, number
 from ..dispatch.heads.calls import (
     ENTROPY,
@@ -65,7 +65,7 @@ def entropy(
             return form(logits)
     check_tensor("logits", logits, "entropy")
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
-    shard = Slice(group, vocab_start, vocab_size)
+    shard = Shard(group, vocab_start, vocab_size)
     if is_shared(logits, dims, shard):
         return row_numbers(logits, None, dims, 1.0, "entropy", shard, dtype)[0]
     return first(ENTROPY, logits, None, dim, dims, 1.0, dtype)
@@ -135,7 +135,7 @@ def selective_log_softmax(
             return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     result = float_dtype(logits, dtype, "selective_log_softmax")
-    dims, shard = given_dims(-1, logits), Slice(group, vocab_start, vocab_size)
+    dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)
     cap = softcap_of(softcap)
     if is_shared(logits, dims, shard):
         if cap or isinstance(scale, torch.Tensor):

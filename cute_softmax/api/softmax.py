@@ -23,7 +23,7 @@ from ..dispatch.common.arguments import (
     torch_dtype,
 )
 from ..dispatch.common.forms import Forms
-from ..dispatch.common.slices import Slice, is_shared
+from ..dispatch.common.shards import Shard, is_shared
 from ..dispatch.common.spec import (
     DEFAULTS,
     ScoreArguments,
@@ -176,7 +176,7 @@ def _decide(
         if form is not None:
             return form(input, given)
     given = dict(given)
-    shard = Slice(*(given.pop(key, None) for key in ShardArguments.__annotations__))
+    shard = Shard(*(given.pop(key, None) for key in ShardArguments.__annotations__))
     check_names(name, given)
     check_tensor("input", input, name)
     if dim is None:
@@ -207,14 +207,14 @@ def _of_shared_rows(
     dtype: torch.dtype,
     out: torch.Tensor | None,
     given: ScoreArguments,
-    shard: Slice,
+    shard: Shard,
 ) -> torch.Tensor:
     """The rank's slice of a call on rows that ranks share; of scores there is a number as scale."""
     others = [key for key, value in given.items() if key != "scale" and differs(value, DEFAULTS[key])]
     if out is not None or others:
         raise ValueError(f"{', '.join(others) or 'out'} of rows that ranks share: {name} takes a scale there")
     scale = number("scale", given.get("scale", 1.0))
-    from ..dispatch.sharded.functions import softmax as of_shared_rows  # see `dispatch.common.slices`
+    from ..dispatch.sharded.functions import softmax as of_shared_rows  # see `dispatch.common.shards`
 
     return of_shared_rows(input, dims, dtype, scale, name == "log_softmax", shard)
 

@@ -43,13 +43,8 @@ LANES = {
         (True, False): Lanes(16, 16, WARP),
         (True, True): Lanes(32, 8, 16),
     },
-    4: {
-        (False, False): Lanes(16, 4, WARP),
-        (False, True): Lanes(16, 8, WARP),
-        (True, False): Lanes(16, 16, WARP),
-        (True, True): Lanes(32, 8, 16),
-    },
 }
+LANES[4] = LANES[2] | {(False, True): Lanes(16, 8, WARP)}
 # By bytes of an element, as many are kept: two and eight are what routers choose, and each number is a class of its
 # own. A lane often has both of two, and rough keys want the next one as well.
 LISTS = {2: (2, 8, 32), 4: (4, 8, 32)}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ...runtime.invariance import block_size, in_force
-from ..common.slices import Slice
+from ..common.shards import Shard
 from ..heads.calls import check_integers
 from . import calls
 from .placements import of_dtensor
@@ -22,7 +22,7 @@ def row_numbers(
     dims: tuple[int, ...],
     scale: float,
     results: str,
-    shard: Slice,
+    shard: Shard,
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
     """Numbers of whole rows in a dtype, alike on all ranks of the group. results: some of "found" (log-probabilities at
@@ -30,7 +30,7 @@ def row_numbers(
     dim = shared_dim(input, dims)
     if shard.group is None:
         return of_dtensor(
-            input, index, dim, lambda x, i, *at: row_numbers(x, i, dims, scale, results, Slice(*at), dtype)
+            input, index, dim, lambda x, i, *at: row_numbers(x, i, dims, scale, results, Shard(*at), dtype)
         )
     rows, part = _rows(input, dim, shard)
     asked = part.asks(scale=scale, results=results, dtype=dtype)
@@ -55,11 +55,11 @@ class Losses(NamedTuple):
     visit: bool | None
 
 
-def loss(input: Tensor, target: Tensor, asks: Losses, shard: Slice) -> tuple[Tensor, Tensor | None]:
+def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Tensor, Tensor | None]:
     """(the cross entropy with class indices, or those of rows; the logsumexps in float32 if they are asked for)."""
     dim = shared_dim(input, (input.dim() - 1,))
     if shard.group is None:
-        return of_dtensor(input, target, dim, lambda x, i, *at: loss(x, i, asks, Slice(*at)))
+        return of_dtensor(input, target, dim, lambda x, i, *at: loss(x, i, asks, Shard(*at)))
     rows, part = _rows(input, dim, shard)
     asked = part.asks(
         scale=asks.scale, results="loss lse" if asks.lse else "loss", dtype=asks.dtype, reduction=asks.reduction,
@@ -72,14 +72,14 @@ def loss(input: Tensor, target: Tensor, asks: Losses, shard: Slice) -> tuple[Ten
 
 
 def softmax(
-    input: Tensor, dims: tuple[int, ...], dtype: torch.dtype, scale: float, log: bool, shard: Slice
+    input: Tensor, dims: tuple[int, ...], dtype: torch.dtype, scale: float, log: bool, shard: Shard
 ) -> Tensor:
     """This rank's slice of the softmax of whole rows, or of its logarithm; padding behind the rows' end becomes 0, of
     the logarithm -inf."""
     dim = shared_dim(input, dims)
     if shard.group is None:
         return of_dtensor(
-            input, None, dim, lambda x, _, *at: softmax(x, dims, dtype, scale, log, Slice(*at)), rows=False
+            input, None, dim, lambda x, _, *at: softmax(x, dims, dtype, scale, log, Shard(*at)), rows=False
         )
     rows, part = _rows(input, dim, shard)
     return calls.softmax(rows, part.asks(scale=scale, dtype=dtype, log=log)).movedim(-1, dim)
@@ -123,7 +123,7 @@ def block_asked() -> int:
     return block
 
 
-def _rows(input: Tensor, dim: int, shard: Slice) -> tuple[Tensor, Shared]:
+def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
     """The slice, the row's dimension last, and which part of the rows it is."""
     # A bit of torch's that negates a tensor must not send this rank another way than the others.
     rows = input.movedim(dim, -1).resolve_neg()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ...runtime.private import constant_when_traced
-from ..common.slices import sharded_over
+from ..common.shards import sharded_over
 from .states import name_of
 
 if TYPE_CHECKING:

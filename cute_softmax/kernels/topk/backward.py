@@ -107,7 +107,6 @@ class TopkBackwardKernel:
 
         if const_expr(not s.renormalize):
             rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
-            rX.fill(-float("inf"))
             gX = lane_tensor(s, self.dtypes[0], source, last * source_stride + first, cX)
             load_row(s, gX, rX, first, cX, columns)
             x = unpack(cute.make_tensor(rX.iterator, cute.make_layout(s.elements)))

@@ -17,7 +17,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.topk_long import COUNT, COUNTS
 from ..common.index import select
-from .select import Keys, normal, ordered
+from .select import Keys, normal, ordered, wide_key
 
 KEYS = Keys(Float32, 1 << 31)  # of all dtypes: each is a float32
 LOWEST = KEYS.lowest  # below all keys
@@ -26,8 +26,7 @@ HIGH, ROUGH, EXACT = 63, 48, 0  # bits: the highest, and the last ones that are 
 
 def key_of(x: Float32, column: Int32) -> Int64:
     """The key of an element."""
-    number = Int64(ordered(normal(x).bitcast(Int32), KEYS.kept)) << Int64(32)
-    return number + Int64(Int32(KEYS.last) - column)
+    return wide_key(ordered(normal(x).bitcast(Int32), KEYS.kept), Int32(KEYS.last) - column)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,19 @@ from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import SUM, tree
 from .rows import columns_of, lane_tensor, load_row
-from .select import Keys, balanced, doubtful, exchange, lane_of, largest, merged, ordered, places, settled
+from .select import (
+    Keys,
+    balanced,
+    doubtful,
+    exchange,
+    lane_of,
+    largest,
+    merged,
+    ordered,
+    places,
+    settled,
+    wide_key,
+)
 
 TAKEN = Int32(-(1 << 31))  # below all `ordered` numbers
 
@@ -77,7 +89,6 @@ class TopkKernel:
         begin = Int64(smaller(row, rows - 1)) * stride
         gX = lane_tensor(s, self.dtypes[0], x, begin + first, cX)
         rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
-        rX.fill(-float("inf"))
         wait_for_stream(s.early)
         load_row(s, gX, rX, first, cX, columns)
 
@@ -215,7 +226,6 @@ class TopkKernel:
         )
         highest = cute.arch.warp_reduction(highest, cutlass.max, threads_in_group=group) | self.rough.last
         rX = cute.make_rmem_tensor((s.vector, s.vectors), Float32)
-        rX.fill(-float("inf"))
         load_row(s, gX, rX, first, cX, columns)
         rN = cute.make_rmem_tensor(s.elements, Int32)
         for i, bits in enumerate(keys.bits(cute.make_tensor(rX.iterator, cute.make_layout(s.elements)))):
@@ -229,7 +239,7 @@ class TopkKernel:
                 cutlass.min,
                 [select(rN[i] == best, Int32(cX[i]), Int32(s.capacity)) for i in range(s.elements)],
             )
-            mine = (Int64(best) << 32) + (code - column)
+            mine = wide_key(best, code - column)
             top = cute.arch.warp_reduction(mine, cutlass.max, threads_in_group=group)
             taken = select((mine == top) & (j >= start), column, Int32(-1))
             for i in cutlass.range_constexpr(s.elements):

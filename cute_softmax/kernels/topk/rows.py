@@ -31,7 +31,8 @@ def load_row(
     cX: cutlass.Constexpr[list],
     columns: Int32,
 ):
-    """Load this thread's vectors that exist."""
+    """Load this thread's vectors that exist; -inf for those that do not."""
+    rX.fill(-float("inf"))
     for i in cutlass.range_constexpr(spec.vectors):
         if first + cX[i * spec.vector] < columns:
             cute.autovec_copy(gX[None, i], rX[None, i])

@@ -238,10 +238,15 @@ def pick(upper: Boolean, a: Numeric, b: Numeric) -> Numeric:
     return select((a > b) ^ upper, a, b)
 
 
-def narrow(bits: Int32, mask: int, code: Int32) -> Int32:
-    """The key, in 32 bits, of an element whose bits in the mask count, and of an index whose code has the others."""
-    bits = bits & mask | code
-    return ordered(bits, mask & 0x7FFFFFFF)
+def rough_key(bits: Numeric, code: Numeric, last: int) -> Numeric:
+    """The key, in 32 bits, of an element of which its last ones do not count, and of an index whose code has these, at
+    most `last`, which is a power of two less one."""
+    return ordered(bits & ~last | code, 0x7FFFFFFF & ~last)
+
+
+def wide_key(number: Int32, code: Int32) -> Int64:
+    """The key, in 64 bits, of an `ordered` number whose index has a code."""
+    return (Int64(number) << 32) + code
 
 
 def alike(a: Numeric, b: Numeric, last: int) -> Boolean:
@@ -260,10 +265,8 @@ class Keys:
         self.dtype, self.last, self.rough = dtype, capacity - 1, rough
         self.full = dtype.width == 32
         self.wide = self.full and not rough
-        # The bits of an element, as they lie in a float32 or in the upper half of a word, of which rough keys lack the
-        # last ones; and all but its sign.
-        self.mask = ~self.last if rough else -1 if self.full else -65536
-        self.kept = self.mask & 0x7FFFFFFF
+        # The bits of an element but its sign, as they lie in a float32 or in the upper half of a word.
+        self.kept = 0x7FFFFFFF if self.full else 0x7FFF0000
         self.lowest = (Int64 if self.wide else Int32)(-(1 << (63 if self.wide else 31)))  # below all keys
 
     def lane_keys(self, held: cute.Tensor, columns: list[int], first: Int32, one: Int32) -> Iterator:
@@ -278,11 +281,11 @@ class Keys:
             code = multiply_add(one, Int32(self.last), -first)
         for bits, column in zip(self.bits(held), columns, strict=True):
             if self.wide:
-                yield (Int64(ordered(bits, self.kept)) << 32) + (code - column)
+                yield wide_key(ordered(bits, self.kept), code - column)
             elif self.rough:
-                yield multiply_add(one, Int32(-column), narrow(bits, self.mask, code))
+                yield multiply_add(one, Int32(-column), rough_key(bits, code, self.last))
             else:
-                yield ordered(bits & self.mask, self.kept) + (code - column)
+                yield ordered(bits, self.kept) + (code - column)
 
     def bits(self, held: cute.Tensor) -> Iterator[Int32]:
         """The bits of elements, 16-bit ones in the upper half of a word. -0 becomes 0, and all NaN one, which is
@@ -295,7 +298,7 @@ class Keys:
         for j in range(cute.size(words)):
             word = packed_normal(words[j], self.dtype)
             yield word << 16
-            yield word
+            yield word & Int32(-65536)
 
     def element(self, key: Numeric) -> Float32:
         """The element of a key that is not rough."""

@@ -15,7 +15,7 @@ from .placements import on_mesh
 Tensor = torch.Tensor
 
 
-class Slice(NamedTuple):
+class Shard(NamedTuple):
     """This rank's slice of the rows: the group, the index of its first element in the row, and the row's length; of a
     DTensor's, whether all are equally long."""
 
@@ -25,11 +25,11 @@ class Slice(NamedTuple):
     alike: bool = False
 
 
-def is_shared(input: Tensor, dims: tuple[int, ...], part: Slice) -> bool:
+def is_shared(input: Tensor, dims: tuple[int, ...], shard: Shard) -> bool:
     """Whether other ranks have parts of the rows. Raises ValueError for arguments of a slice without its group."""
-    if part.group is None and (part.start is not None or part.size is not None):
+    if shard.group is None and (shard.start is not None or shard.size is not None):
         raise ValueError("vocab_start and vocab_size say where a rank's slice lies: they need group")
-    return part.group is not None or bool(sharded_over(input, dims))
+    return shard.group is not None or bool(sharded_over(input, dims))
 
 
 def sharded_over(input: Tensor, dims: tuple[int, ...]) -> list[int]:
