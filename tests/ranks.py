@@ -5,6 +5,7 @@ What they do stands in `on_ranks`.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import queue
@@ -45,6 +46,10 @@ def run(world: int, work: Callable, backend: str = "gloo", **arguments: object) 
             if text:
                 failed.append(f"rank {rank}: {text}")
                 break
+        if failed:  # what the others say of a rank that crashed is that it no longer answers
+            every[0].join(1)
+            gone = {rank: -p.exitcode for rank, p in enumerate(every) if (p.exitcode or 0) < 0}
+            failed = [f"ranks that died, by signal: {gone}\n{failed[0]}" if gone else failed[0]]
         for process in every:
             if failed:
                 process.kill()
@@ -57,6 +62,7 @@ def _rank(rank: int, world: int, backend: str, meeting: str, work: Callable, arg
         import torch
         import torch.distributed as dist
 
+        faulthandler.enable()
         torch.set_num_threads(1)
         if backend == "nccl":
             torch.cuda.set_device(rank)
