@@ -46,15 +46,14 @@ def run(world: int, work: Callable, backend: str = "gloo", **arguments: object) 
             if text:
                 failed.append(f"rank {rank}: {text}")
                 break
-        if failed:  # what the others say of a rank that crashed is that it no longer answers
-            every[0].join(1)
-            gone = {rank: -p.exitcode for rank, p in enumerate(every) if (p.exitcode or 0) < 0}
-            failed = [f"ranks that died, by signal: {gone}\n{failed[0]}" if gone else failed[0]]
         for process in every:
-            if failed:
-                process.kill()
+            process.join(1 if failed else TIMEOUT)
+        # Of a rank that crashed the others say only that it no longer answers.
+        died = {rank: -p.exitcode for rank, p in enumerate(every) if (p.exitcode or 0) < 0}
+        for process in every:
+            process.kill()
             process.join(TIMEOUT)
-    assert not failed, failed[0]
+    assert not failed, f"{failed[0]}\nranks that died, by signal: {died}"
 
 
 def _rank(rank: int, world: int, backend: str, meeting: str, work: Callable, arguments: dict, said) -> None:

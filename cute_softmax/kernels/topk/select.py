@@ -6,8 +6,8 @@ the larger: no two are equal, and a key says all that there is to know. Of 16 bi
 64, which are compared and moved in three times as many instructions. So there are rough keys of a float32, too, in 32
 bits, in which an index takes the place of its last bits: as long as no two that follow each other differ in the index
 alone, their order is right. Where two do, the elements themselves are compared; where three do, or the last one chosen
-and the next, the largest elements are taken one by one from there on. All but multiply-adds and the methods of
-`Keys` holds for plain integers, too, and for arrays of them.
+and the next, the largest elements are taken one by one from there on. All but multiply-adds, keys of 64
+bits and the methods of `Keys` holds for plain integers, too, and for arrays of them.
 
 A lane sorts its elements in blocks and merges these, keeping the largest ones. Then the lists of lanes are merged, of
 which each in the end has as many as there are; or the largest of the lanes' first ones is taken k times, and the lane
