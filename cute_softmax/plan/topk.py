@@ -6,14 +6,14 @@ A row of at most 1,024 elements is read once by some lanes of a warp, so that no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from layouts.algebra import Layout
 
 from .base import ClassBase, PlanBase, counted
 from .hardware import Device
-from .maths import CACHE_LINE, WARP, NotPlanned, check_counts
+from .maths import WARP, NotPlanned, check_counts
 from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 
 MOST_COLUMNS = 1024
@@ -21,30 +21,42 @@ LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
 THREADS = 128
 FEW = 8  # results that a router asks for, at the most
 EXACT = 4  # float32 elements that a lane sorts by keys of 64 bits at once
-BUSY = 16  # warps of a multiprocessor, with the lanes that few rows have, from which on rows are many
+RESIDENT = 64  # warps of a multiprocessor: of more than these rows wait for others
 
-
-class Lanes(NamedTuple):
-    """How many lanes share a row: as many as get so many elements each, but least or most."""
-
-    elements: int
-    least: int
-    most: int
-
-
-# By bytes of an element; by whether there are more than FEW results, and many rows. A comparison in a lane costs two
-# instructions for the elements of 32 rows, one between lanes as many and two shuffles; one after another they take the
-# longer the more elements a lane has. With all numbers of lanes: 64 to 1,024 elements, 1 to 65,536 rows, k = 2, 8 and
-# 32, of bfloat16 (H200, 2026-11-26) and float32 (H100, 2026-11-27).
+# How many lanes share a row, by bytes of an element and by whether there are more than FEW results: by the row's room,
+# from so many rows of a multiprocessor on. A comparison in a lane costs two instructions for the elements of 32 rows,
+# one between lanes as many and two shuffles; one after another they take the longer the more elements a lane has.
+# The fastest of all numbers of lanes: 64 to 1,024 elements, 1 to 65,536 rows, k = 2, 8 and 32 (H200, 2026-11-27).
 LANES = {
-    2: {
-        (False, False): Lanes(16, 4, WARP),
-        (False, True): Lanes(32, 4, 16),
-        (True, False): Lanes(16, 16, WARP),
-        (True, True): Lanes(32, 8, 16),
+    (2, False): {
+        64: {0: 4},
+        128: {0: 8, 64: 4},
+        256: {0: 16, 32: 8},
+        512: {0: 32, 16: 16},
+        1024: {0: 32, 16: 16},
+    },
+    (2, True): {
+        64: {0: 16, 32: 8, 256: 4},
+        128: {0: 16, 32: 8, 256: 4},
+        256: {0: 16, 32: 8},
+        512: {0: 32, 16: 16},
+        1024: {0: 32, 16: 16},
+    },
+    (4, False): {
+        64: {0: 8, 256: 4},
+        128: {0: 8},
+        256: {0: 16, 128: 8},
+        512: {0: 32, 128: 16},
+        1024: {0: 32},
+    },
+    (4, True): {
+        64: {0: 16, 16: 8, 256: 4},
+        128: {0: 16, 32: 8},
+        256: {0: 32, 128: 8},
+        512: {0: 32, 128: 16},
+        1024: {0: 32},
     },
 }
-LANES[4] = LANES[2] | {(False, True): Lanes(16, 8, WARP)}
 # By bytes of an element, as many are kept: two and eight are what routers choose, and each number is a class of its
 # own. A lane often has both of two, and rough keys want the next one as well.
 LISTS = {2: (2, 8, 32), 4: (4, 8, 32)}
@@ -68,6 +80,8 @@ class TopkClass(ClassBase):
         threads_per_row: Lanes that share a row.
         kept: How many of the largest elements are found: a power of two, or 0 in the gradient, which selects nothing.
         renormalize: Whether probabilities are those of the k elements among themselves.
+        queued: Whether rows wait for others, so that the number of instructions counts, and not how long one row takes:
+            of `rough` elements all are loaded before the first is sorted, and lanes keep shorter lists.
         movement: How data reaches the threads.
         threads: Threads of a CTA.
         min_blocks: CTAs that a multiprocessor must have room for; 0: as many as there is.
@@ -88,6 +102,7 @@ class TopkClass(ClassBase):
     threads_per_row: int
     kept: int
     renormalize: bool
+    queued: bool = False
 
     @property
     def forward(self) -> bool:
@@ -124,8 +139,9 @@ class TopkClass(ClassBase):
 
     @property
     def length(self) -> int:
-        """Of the sorted list that a lane keeps of its largest elements."""
-        return min(self.kept, self.elements)
+        """Of the sorted list that a lane keeps of its largest elements. Of those that are taken one after another a
+        lane seldom has more than four; where it has, the row's elements are looked at again."""
+        return min(self.kept, self.elements, 4 if self.takes and self.queued else self.kept)
 
     @property
     def slots(self) -> int:
@@ -210,6 +226,8 @@ class TopkClass(ClassBase):
         parts = [f"{self.threads_per_row}x{self.vectors}x{self.vector}"]
         if self.forward:
             parts.append(f"list{self.kept}")
+        if self.queued:
+            parts.append("queued")
         if self.renormalize:
             parts.append("renormalize")
         return "_".join([*parts, self.index])
@@ -324,6 +342,8 @@ def plan_topk(
         kept=min(kept, _capacity(columns)),
         renormalize=renormalize,
     )
+    waits = invariant or rows * lanes > device.multiprocessors * RESIDENT * WARP
+    c = replace(c, queued=c.rough and waits)
     return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)
 
 
@@ -400,15 +420,10 @@ def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device, invar
     capacity, longer = _capacity(columns), k > FEW
     if k > LISTS[itemsize][-1]:  # lists that lanes hold whole
         return min(WARP, capacity // 8)
-
-    def lanes(busy: bool) -> int:
-        asked = LANES[itemsize][longer, busy]
-        most = min(asked.most, capacity // (4 if longer else 8))  # a load of 16 bytes each, or half of one
-        count = min(max(capacity // asked.elements, asked.least), most)
-        return max(count, capacity * itemsize // CACHE_LINE)  # as much as a lane's registers hold
-
-    busy = invariant or rows * lanes(False) >= device.multiprocessors * BUSY * WARP
-    return lanes(busy)
+    lanes = LANES[itemsize, longer].get(capacity)
+    if lanes is None:
+        return capacity // (4 if longer else 8)
+    return lanes[max(n for n in lanes if invariant or n * device.multiprocessors <= rows)]
 
 
 def _misaligned(columns: int, operand: Operand, rows: int) -> bool:

@@ -19,7 +19,7 @@ from ..common.copy import DTYPES, element, in_global, unpack
 from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import SUM, tree
-from .rows import columns_of, lane_tensor, load_row
+from .rows import across_vectors, columns_of, lane_tensor, load_row
 from .select import (
     Keys,
     balanced,
@@ -257,6 +257,8 @@ class TopkKernel:
         s = self.spec
         one = cute.arch.grid_dim()[1]
         change = exchange if keys.wide else balanced(one)
+        if s.queued:
+            rX, cX = across_vectors(s, rX, cX)
         found = largest(keys.lane_keys(rX, cX, first, one), s.elements, s.length, change)
         if s.takes:
             mine, used_up = self.take(keys, found, lane, k)

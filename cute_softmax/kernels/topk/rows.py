@@ -22,6 +22,21 @@ def lane_tensor(spec: TopkClass, dtype: type, address: Int64, at: Int64, cX: lis
     return cute.make_tensor(pointer, cute.make_layout((spec.vector, spec.vectors), stride=(1, step)))
 
 
+def across_vectors(spec: TopkClass, rX: cute.Tensor, cX: list[int]) -> tuple[cute.Tensor, list[int]]:
+    """(a thread's elements, their columns) in the order in which they are sorted: the first word of each vector, of the
+    last vector first, then their second words.
+
+    So the vector that is loaded last is needed first. Sorted vector by vector, the compiler put off loads until the
+    vectors before had been sorted, and a lane waited for memory several times.
+    """
+    word = 32 // rX.element_type.width
+    if spec.vector % word:  # words of two vectors
+        return rX, cX
+    begin = (spec.vectors - 1) * spec.vector
+    order = cute.make_layout((word, spec.vectors, spec.vector // word), stride=(1, -spec.vector, word))
+    return cute.make_tensor(rX.iterator + begin, order), [cX[begin + order(i)] for i in range(spec.elements)]
+
+
 @cute.jit
 def load_row(
     spec: cutlass.Constexpr,
