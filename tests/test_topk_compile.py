@@ -107,7 +107,9 @@ def check_long(c: LongTopkClass, folder, monkeypatch):
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_long_rows(architecture, tmp_path, monkeypatch):
     plain, every = [(False, False, False, False), (True, False, True, False)], (True, True, True, True)
-    kinds = [*zip(("bf16", "fp32", "bf16", "fp16", "fp16", "fp32", "bf16"), (*ROOMS, NO_ROOM), strict=True)]
+    kinds = [
+        *zip(("bf16", "fp32", "bf16", "fp16", "fp16", "bf16", "fp32", "bf16"), (*ROOMS, NO_ROOM), strict=True)
+    ]
     if architecture != "sm_90a":
         plain, kinds = [every], sample(kinds, 2)
     found = [

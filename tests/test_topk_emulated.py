@@ -65,6 +65,7 @@ def check(x: torch.Tensor, k: int):
         (6001, 33, fp32, 1, slice(0, None, 2)),
         (5000, 300, fp16, 1, slice(1, None, 2)),
         (20003, 40, bf16, topk_long.SHARES, slice(0, None, 3)),
+        (30001, 1000, bf16, 1, slice(0, None, 5)),
     ],
 )
 def test_hard_rows(columns, k, dtype, shares, rows, launches, monkeypatch):

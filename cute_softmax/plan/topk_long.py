@@ -47,9 +47,10 @@ class Room:
 
     threads: all of which work on one row; fewer begin and end rows in less time. places: for candidates. groups: of
     a thread's elements, of each of which the largest is known: the k-th largest of all groups is a bound, tighter
-    the more there are. unit: vectors of a thread in a tile that are noted together. spare: units that a warp notes
-    before candidates are made of them, beside those of a whole tile. blocks: CTAs of a multiprocessor, for which
-    there are registers and shared memory: while one begins or ends a row the reads of others go on.
+    the more there are; more than STEPS are halves of vectors. unit: vectors of a thread in a tile that are noted
+    together. spare: units that a warp notes before candidates are made of them, beside those of a whole tile. blocks:
+    CTAs of a multiprocessor, for which there are registers and shared memory: while one begins or ends a row the reads
+    of others go on.
     """
 
     k: int
@@ -74,7 +75,8 @@ ROOMS = (
     Room(32, 256, 256, 1, STEPS, 8, 4),
     Room(128, 128, 512, STEPS, 1, 64, 6),
     Room(128, 256, 1024, 1, 1, 88, 3),
-    Room(MOST, 256, 2048, STEPS, 1, 32, 3),
+    Room(512, 256, 2048, STEPS, 1, 32, 3),
+    Room(MOST, 256, 2048, 2 * STEPS, 1, 32, 3),
 )
 NO_ROOM = Room(0, 256, 0, 1, STEPS, 0, 4)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
@@ -130,6 +132,11 @@ class LongTopkClass(ClassBase):
     def room(self) -> Room:
         """What is in shared memory beside the tiles."""
         return next(room for room in rooms_of(self.most) if room.threads == self.threads)
+
+    @property
+    def groups(self) -> int:
+        """Of a thread's elements: a vector of one element has no halves."""
+        return min(self.room.groups, STEPS * min(self.vector, 2))
 
     @property
     def places(self) -> int:
@@ -290,7 +297,7 @@ class LongTopkPlan(PlanBase):
         ]
         if self.k:
             lines += [
-                f"  selects    vectors that reach about the {self.k}th largest of {c.threads * c.room.groups} groups' "
+                f"  selects    vectors that reach about the {self.k}th largest of {c.threads * c.groups} groups' "
                 f"maxima are noted, in {c.noted} slots; at the row's end, elements that still reach it go to "
                 f"{c.places} slots; if those run out, an exact threshold is found bit by bit; if the former do, the "
                 "row is read again, and checked tile by tile",

@@ -284,7 +284,7 @@ class LongTopkKernel:
         count, held, coming, lost = Int32(0), Int32(0), Int32(0), Boolean(False)
         bound, limit = Int32(NONE), Float32(0.0)
         # Of a single group it is what has been seen.
-        tops = [seen for _ in range(s.room.groups)] if s.room.groups > 1 else []
+        tops = [seen for _ in range(s.groups)] if s.groups > 1 else []
         maxima = [seen for _ in range(STEPS // s.room.unit)]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Tiles of which this warp has a part.
@@ -298,17 +298,15 @@ class LongTopkKernel:
                 self.load(share, sX, number + (STAGES - 1), tidx)
                 cute.arch.cp_async_wait_group(STAGES - 1)
                 self.hold(share, sX, number, tidx, tXrX)
-                maxima = self.maxima(tXrX)
+                maxima, parts = self.maxima(tXrX)
                 before, seen = seen, online.maximum(seen, tree(online.maximum, maxima))
                 sums = self.sums(Fragment([lambda v=v: v for v in tXrX], [], True), exp, seen, chosen)
                 total = online.rescale(total, before, seen, exp) + sums[0]
                 if const_expr(s.chosen):
                     above = above + sums[1]
                 if const_expr(s.most):
-                    # Of units a group has the same number each.
-                    tops = [
-                        tree(online.maximum, [top, *maxima[i :: len(tops)]]) for i, top in enumerate(tops)
-                    ]
+                    # Of parts a group has the same number each.
+                    tops = [tree(online.maximum, [top, *parts[i :: len(tops)]]) for i, top in enumerate(tops)]
             if const_expr(s.most):
                 met = (number == coming) | last | careful
                 limit_here = limit
@@ -350,17 +348,24 @@ class LongTopkKernel:
         """What an element adds to the sum and, where one is chosen, to the number of larger ones."""
         return (term, select(x > chosen, Int32(1), Int32(0))) if self.spec.chosen else (term,)
 
-    def maxima(self, tXrX: list[cute.Tensor]) -> list[Float32]:
-        """The largest element of each unit of this thread's in a tile."""
-        unit = self.spec.room.unit
-        return [largest(tXrX[u : u + unit], []) for u in range(0, STEPS, unit)]
+    def maxima(self, tXrX: list[cute.Tensor]) -> tuple[list[Float32], list[Float32]]:
+        """The largest element of each unit of this thread's in a tile, and of each part that groups are made of: units,
+        or halves of vectors where there are more groups than these."""
+        unit, half = self.spec.room.unit, self.spec.vector // 2
+        if self.spec.groups <= STEPS:
+            units = [largest(tXrX[u : u + unit], []) for u in range(0, STEPS, unit)]
+            return units, units
+        halves = [cute.make_tensor(x.iterator + i, cute.make_layout(half)) for x in tXrX for i in (0, half)]
+        parts = [largest([x], []) for x in halves]
+        return [tree(online.maximum, parts[i : i + 2 * unit]) for i in range(0, len(parts), 2 * unit)], parts
 
     # What may be among the largest.
 
     def numbers(self, share: Share, noted: Noted, seen: Float32, tops: list[Float32]) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
         tops = tops or [seen]
-        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in range(len(tops))]
+        first = [i * STEPS // len(tops) for i in range(len(tops))]
+        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in first]
         return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     @cute.jit
