@@ -551,7 +551,8 @@ class Grid:
 
     def place(self, operand: str, idx: np.ndarray, bits: int) -> np.ndarray:
         name, _, more = operand.strip("[] ").partition("+")
-        return self.read(name, idx, bits).astype(np.uint64) + np.uint64(int(more or 0) & (1 << 64) - 1)
+        found = self.read(name, idx, bits).astype(np.uint64) + np.uint64(int(more or 0) & (1 << 64) - 1)
+        return found & np.uint64((1 << bits) - 1)
 
     def shared_rows(self, addresses: np.ndarray, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(CTA, offset) of addresses of shared memory, of the own CTA or of one that `mapa` has named."""

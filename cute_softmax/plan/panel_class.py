@@ -112,6 +112,22 @@ class PanelClass(ClassBase):
         return max(self.threads // max(self.across, WARP), 1)
 
     @property
+    def aligned(self) -> bool:
+        """Whether threads keep shifted columns in the blocks that memory has them in: each of them has other columns
+        than the threads above and below it, which are told apart only where states are merged. The rows of a thread
+        must begin alike, and each line must be a warp's."""
+        return (
+            self.shifted
+            and self.across == WARP
+            and self.kept_modes == self.reduced_modes == 1
+            and self.down % self.vector == 0
+            and len(self.facts.inputs) == len(self.facts.main) - len(self.facts.outputs)
+            and bool(self.facts.outputs)
+            and not self.facts.group_outputs
+            and not self.prologue
+        )
+
+    @property
     def lanes(self) -> int:
         """Lanes of a line: threads of one warp that stand side by side over the groups."""
         return min(self.across, WARP)
@@ -119,7 +135,7 @@ class PanelClass(ClassBase):
     @property
     def extra(self) -> int:
         """Blocks that a shifted line has behind those of its lanes: it begins at a multiple of so many."""
-        return min(EXTRA_BLOCKS, self.lanes) if self.shifted else 0
+        return min(EXTRA_BLOCKS, self.lanes) if self.shifted and not self.aligned else 0
 
     @property
     def blocks(self) -> int:
@@ -137,7 +153,13 @@ class PanelClass(ClassBase):
     @property
     def overlap(self) -> int:
         """Groups that a line has in common with the next, so that each block of results has a line that holds it."""
-        return self.slots if self.shifted and self.facts.outputs else 0
+        lines = 2 if self.aligned else 1
+        return lines * self.slots if self.shifted and self.facts.outputs else 0
+
+    @property
+    def before(self) -> int:
+        """Groups before a panel's first that its threads have elements of."""
+        return self.slots if self.aligned else 0
 
     @property
     def advance(self) -> int:
@@ -325,14 +347,14 @@ class PanelClass(ClassBase):
     @property
     def reduction_buffer(self) -> Layout:
         """(column, warp down the panel, stage) -> slot of the reduction buffer; a float32 each."""
-        return Layout.ordered((self.columns, self.warps_down, self.stages), (0, 1, 2))
+        return Layout.ordered((self.columns + self.before, self.warps_down, self.stages), (0, 1, 2))
 
     @property
     def peers(self) -> Layout:
         """(column, CTA of the cluster, trip or reader of parts) -> slot of a state."""
         readers = self.readers if self.exchange and not self.lanes_read else 1
         senders = self.cluster_n if self.trips == 1 else self.trips
-        return Layout.ordered((self.columns, max(senders, readers)), (0, 1))
+        return Layout.ordered((self.columns + self.before, max(senders, readers)), (0, 1))
 
     @property
     def shared_memory(self) -> int:

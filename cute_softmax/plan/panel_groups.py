@@ -222,7 +222,7 @@ class Groups:
         # Shares of a row begin on a line of L2, lest two CTAs read and write one sector: 4 rows of 2^28 elements in 264
         # parts that did not had half as many sectors more to read, all hits, and ran at 0.52 of a copy (H200, ncu).
         line = CACHE_LINE // self.smallest
-        grain = c.unit if self.orientation == "column" else max(c.unit, line)
+        grain = c.vector if c.aligned else c.unit if self.orientation == "column" else max(c.unit, line)
         return math.ceil(math.ceil(self.length / ctas) / grain) * grain
 
     def plan(self, c: PanelClass, parts: int, share: int) -> PanelPlan:

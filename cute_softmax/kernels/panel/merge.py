@@ -65,19 +65,19 @@ class Merge:
         sB = launch.shared.sB[None, None, stage]
         start = min(s.across, WARP)
         lane, row = cute.arch.lane_idx(), tidx // max(s.across, WARP)
-        column = launch.a * s.slots
+        column = launch.a * s.slots + s.before - launch.shift
         partials = [op.lanes((t,), WARP, start)[0] for t in totals]
         if lane < s.across:
             for v in cutlass.range_constexpr(s.slots):
                 sB[column + v, row] = partials[v]
         cute.arch.barrier()
         mine = tidx % s.columns
-        merged = op.all([sB[mine, i] for i in range(s.warps_down)])
+        merged = op.all([sB[mine + s.before, i] for i in range(s.warps_down)])
         everywhere = None
         if const_expr(spread):
             cute.arch.barrier()
             if tidx < s.columns:
-                sB[mine, 0] = merged
+                sB[mine + s.before, 0] = merged
             cute.arch.barrier()
             everywhere = [sB[column + v, 0] for v in range(s.slots)]
         return merged, everywhere
@@ -119,11 +119,12 @@ class Merge:
         sC = launch.shared.sC
         cute.arch.barrier()
         if launch.tidx < self.spec.columns:
-            sC[launch.tidx, 0] = reduce.pack(mine)
+            sC[launch.tidx + self.spec.before, 0] = reduce.pack(mine)
         cute.arch.barrier()
         return self.of_slots(launch)
 
     def of_slots(self, launch: Launch) -> list:
         """Per slot the state that lies in shared memory."""
         s = self.spec
-        return [reduce.unpack(launch.shared.sC[launch.a * s.slots + v, 0]) for v in range(s.slots)]
+        first = launch.a * s.slots + s.before - launch.shift
+        return [reduce.unpack(launch.shared.sC[first + v, 0]) for v in range(s.slots)]

@@ -186,10 +186,10 @@ class Parts:
             if const_expr(s.lanes_read):
                 sC[0, 0] = reduce.pack(self.math.whole.lanes(state, reduce.WARP))
             else:
-                sC[column, reader] = reduce.pack(state)
+                sC[column + s.before, reader] = reduce.pack(state)
         cute.arch.barrier()
         if const_expr(not s.lanes_read):
             if launch.tidx < s.columns:
-                theirs = [reduce.unpack(sC[launch.tidx, i]) for i in range(s.readers)]
-                sC[launch.tidx, 0] = reduce.pack(self.math.whole.merge_all(theirs))
+                theirs = [reduce.unpack(sC[launch.tidx + s.before, i]) for i in range(s.readers)]
+                sC[launch.tidx + s.before, 0] = reduce.pack(self.math.whole.merge_all(theirs))
             cute.arch.barrier()

@@ -5,6 +5,7 @@ from cutlass import Int32, const_expr
 
 from ...plan import PanelClass
 from ..maths.maths import RowMath
+from .aligned import AlignedChunks
 from .chunks import Chunks
 from .merge import Merge
 from .parts import Parts
@@ -18,7 +19,7 @@ class Schedule:
 
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math = spec, math
-        self.chunks = (ShiftedChunks if spec.shifted else Chunks)(spec, math)
+        self.chunks = (AlignedChunks if spec.aligned else ShiftedChunks if spec.shifted else Chunks)(spec, math)
         self.scalars = Scalars(spec, math)
         self.scores = self.scalars.scores
         self.merge = Merge(spec, math)

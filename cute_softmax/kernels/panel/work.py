@@ -69,6 +69,7 @@ class Launch:
     d: Int32
     own: Int32
     lane: Int32
+    shift: Int32
     policies: Policies
     shared: Shared
     numbers: dict[str, Int64]
@@ -138,6 +139,8 @@ def item_of(launch: Launch, index: Int32) -> Item:
     if s.shifted:
         kept, line = line_of(launch, tile)
         inside = s.column(launch.a) < launch.spacing + s.overlap
+        if s.aligned:
+            kept, inside = [kept[0] - launch.shift], inside & (line.beside > 0)
     else:
         column = tile * launch.spacing + launch.a * s.slots
         # Threads without groups load for their neighbours, too.
@@ -180,6 +183,9 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
     outer = apart(tile // panels, launch.kept_sizes[1:]) if s.kept_modes > 1 else []
     ends = (first == 0) | (first + launch.spacing + s.overlap > abreast)
     beside, own = abreast - column, launch.spacing - s.column(launch.a)
+    if s.aligned:
+        own, beside = own + launch.shift, beside + launch.shift
+        return [column, *outer], Line(column - launch.shift, own - launch.shift > 0, beside, smaller(beside, own + s.overlap), ends)
     return [column, *outer], Line(column, own > 0, beside, smaller(beside, own + s.overlap), ends)
 
 
