@@ -40,7 +40,8 @@ class PanelClass(ClassBase):
     registers: chunks of such a row that are kept in registers;
     prologue: what happens to the scores before the math and to its results; query: which kept mode the index of has a
     group's position, counted from the fastest; alike: threads side by side whose vectors have the same element of an
-    input with an access of 0, which they load for each other: a part of their `lanes`.
+    input with an access of 0, which they load for each other: a part of their `lanes`; aligned: whether threads keep
+    shifted columns in the blocks that memory has them in, see `kernels.panel.aligned`.
     """
 
     math: str
@@ -65,6 +66,7 @@ class PanelClass(ClassBase):
     prologue: Prologue = NO_PROLOGUE
     query: int = 0
     alike: int = 1
+    aligned: bool = False
 
     online = False
     keep = True
@@ -108,24 +110,8 @@ class PanelClass(ClassBase):
 
     @property
     def warps_down(self) -> int:
-        """Warps along the groups."""
-        return max(self.threads // max(self.across, WARP), 1)
-
-    @property
-    def aligned(self) -> bool:
-        """Whether threads keep shifted columns in the blocks that memory has them in: each of them has other columns
-        than the threads above and below it, which are told apart only where states are merged. The rows of a thread
-        must begin alike, and each line must be a warp's."""
-        return (
-            self.shifted
-            and self.across == WARP
-            and self.kept_modes == self.reduced_modes == 1
-            and self.down % self.vector == 0
-            and len(self.facts.inputs) == len(self.facts.main) - len(self.facts.outputs)
-            and bool(self.facts.outputs)
-            and not self.facts.group_outputs
-            and not self.prologue
-        )
+        """Warps along the groups, of whose threads each lane has partial results of the same; if `aligned`, threads."""
+        return self.down if self.aligned else max(self.threads // max(self.across, WARP), 1)
 
     @property
     def lanes(self) -> int:
@@ -153,8 +139,8 @@ class PanelClass(ClassBase):
     @property
     def overlap(self) -> int:
         """Groups that a line has in common with the next, so that each block of results has a line that holds it."""
-        lines = 2 if self.aligned else 1
-        return lines * self.slots if self.shifted and self.facts.outputs else 0
+        vectors = 2 if self.aligned else 1
+        return vectors * self.slots if self.shifted and self.facts.outputs else 0
 
     @property
     def before(self) -> int:
@@ -380,7 +366,7 @@ class PanelClass(ClassBase):
         if self.edges:
             parts.append("edges")
         if self.shifted:
-            parts.append("shifted")
+            parts.append("aligned" if self.aligned else "shifted")
         if any(a != self.vector for a in self.access):
             parts.append("access" + "_".join(map(str, self.access)))
         if self.alike > 1:

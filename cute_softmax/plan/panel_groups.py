@@ -30,7 +30,7 @@ class Groups:
 
     kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
     vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
-    `PanelClass`. boundary: bytes at whose multiples rows of memory begin, at most a cache line. length: the longest
+    `PanelClass`; aligned: whether its blocks can be, if threads' rows begin alike. boundary: bytes at whose multiples rows of memory begin, at most a cache line. length: the longest
     body of a group. abreast: groups between the ends of which panels lie. run: groups side by side that have the same
     element of each input with an access of 0; 0 for all of them.
     """
@@ -47,6 +47,7 @@ class Groups:
     access: tuple[int, ...]
     edges: bool
     shifted: bool
+    aligned: bool
     boundary: int
     length: int
     abreast: int
@@ -114,6 +115,7 @@ class Groups:
             access=access,
             edges=edges,
             shifted=shifted,
+            aligned=shifted and _alike(problem, [*kept, *reduced], vector, facts) and len(reduced) == 1,
             boundary=_boundary([*kept, *reduced], inner, problem, facts),
             length=max(problem.length // vector, 1) * vector if edges else problem.length,
             # Panels end where a shifted mode does.
@@ -152,6 +154,7 @@ class Groups:
         beyond = width - 1 if self.shifted and self.facts.outputs else 0
         across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
         spread = column and 0 in self.access
+        aligned = self.aligned and config.threads // across % width == 0
         return PanelClass(
             math=self.math,
             architecture=self.device.architecture.name,
@@ -175,6 +178,7 @@ class Groups:
             prologue=self.prologue,
             query=self.query,
             alike=math.gcd(self.run // width, min(across, WARP)) if spread else 1,
+            aligned=aligned,
         )
 
     def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
@@ -222,7 +226,7 @@ class Groups:
         # Shares of a row begin on a line of L2, lest two CTAs read and write one sector: 4 rows of 2^28 elements in 264
         # parts that did not had half as many sectors more to read, all hits, and ran at 0.52 of a copy (H200, ncu).
         line = CACHE_LINE // self.smallest
-        grain = c.vector if c.aligned else c.unit if self.orientation == "column" else max(c.unit, line)
+        grain = c.unit if self.orientation == "column" else max(c.unit, line)
         return math.ceil(math.ceil(self.length / ctas) / grain) * grain
 
     def plan(self, c: PanelClass, parts: int, share: int) -> PanelPlan:
@@ -325,6 +329,14 @@ def _boundary(modes: list[Mode], inner: Mode, problem: Problem, facts: Math) -> 
 def _place(problem: Problem, kept: list[Mode], i: int) -> tuple[int, ...]:
     """Where rows of an operand begin: its offset, and its strides between them."""
     return problem.offsets[i], *(m.strides[i] for m in kept if m.size > 1)
+
+
+def _alike(problem: Problem, modes: list[Mode], vector: int, facts: Math) -> bool:
+    """Whether there are full operands alone, and where a group lies in a block is the same in all of them."""
+    if not facts.outputs or facts.group_outputs or len(facts.operands) > facts.full:
+        return False
+    places = {tuple(n % vector for n in _place(problem, modes, i)) for i in facts.main}
+    return len(places) == 1
 
 
 def _across(config: PanelConfig, groups: int, vector: int, size: int, narrowed: int) -> int:

@@ -101,7 +101,7 @@ class Ahead(Schedule):
             if i > index:
                 finishing = self.parts.collect(before, patience, seen)
                 patience = select(finishing != 0, patience, Int32(0))
-            states = self.scores.joined(before, self.merge.of_slots(launch))
+            states = self.scores.joined(before, self.merge.of_slots(before))
             self.scalars.finish(before, last_rE, states, finishing)
             for t in cutlass.range_constexpr(s.wait, s.registers):
                 self.step(rows, rS, states, t, finishing, kept[t], True)

@@ -68,7 +68,7 @@ def stores(item: Item) -> tuple[Boolean, Boolean]:
     """(whether a lane stores its blocks; whether all of each are groups). The block behind the panel's last column is
     the next panel's first if it begins there."""
     launch, line = item.launch, item.line
-    first = (launch.lane > 0) | (launch.shift == 0) | (line.column < 0)
+    first = (launch.lane > 0) | (item.shift == 0) | (line.column < 0)
     end = launch.spacing // item.launch.spec.vector
-    ours = first & ((launch.lane < end) | ((launch.lane == end) & (launch.shift > 0)))
+    ours = first & ((launch.lane < end) | ((launch.lane == end) & (item.shift > 0)))
     return ours & (line.beside > 0), (line.column >= 0) & (line.beside >= launch.spec.vector)

@@ -10,7 +10,7 @@ from ...plan import PanelClass
 from ..common import reduce
 from ..common.reduce import WARP
 from ..maths.maths import RowMath
-from .work import Launch
+from .work import Item
 
 
 class Merge:
@@ -20,7 +20,7 @@ class Merge:
         self.spec, self.math = spec, math
         self.slot = reduce.slot_type(math.whole)
 
-    def reduce(self, launch: Launch, partials: Callable[[int, list], list]) -> tuple[tuple, list]:
+    def reduce(self, item: Item, partials: Callable[[int, list], list]) -> tuple[tuple, list]:
         """(the state of all of the CTA's elements of column t, in thread t; per slot the stages before the last).
 
         A thread that has its columns for itself exchanges nothing, and has per slot the whole state instead. The
@@ -35,17 +35,17 @@ class Merge:
             if s.down == 1:
                 carry = [(*c, t) for c, t in zip(carry, totals, strict=True)]
                 continue
-            merged, everywhere = self.across_warps(launch, op, totals, stage, stage + 1 < len(stages))
+            merged, everywhere = self.across_warps(item, op, totals, stage, stage + 1 < len(stages))
             mine += (merged,)
             if everywhere is not None:
                 carry = [(*c, m) for c, m in zip(carry, everywhere, strict=True)]
         return mine, carry
 
-    def reduce_states(self, launch: Launch, states: list[tuple]) -> tuple:
+    def reduce_states(self, item: Item, states: list[tuple]) -> tuple:
         """`reduce` of states, per slot this thread's: the state of column t in thread t."""
         refer = self.math.whole.refer
         merged, _ = self.reduce(
-            launch,
+            item,
             lambda stage, carry: [refer(stage, x, before) for x, before in zip(states, carry, strict=True)],
         )
         return merged
@@ -53,7 +53,7 @@ class Merge:
     @cute.jit
     def across_warps(
         self,
-        launch: Launch,
+        item: Item,
         op: cutlass.Constexpr,
         totals: list,
         stage: cutlass.Constexpr[int],
@@ -61,12 +61,13 @@ class Merge:
     ) -> tuple:
         """Merge the threads' results of a stage: that of column t in thread t and, if `spread`, per slot in every
         thread."""
-        s, tidx = self.spec, launch.tidx
-        sB = launch.shared.sB[None, None, stage]
-        start = min(s.across, WARP)
-        lane, row = cute.arch.lane_idx(), tidx // max(s.across, WARP)
-        column = launch.a * s.slots + s.before - launch.shift
-        partials = [op.lanes((t,), WARP, start)[0] for t in totals]
+        s, tidx = self.spec, item.launch.tidx
+        sB, column = item.launch.shared.sB[None, None, stage], self.column(item)
+        lane, row, partials = cute.arch.lane_idx(), tidx // max(s.across, WARP), totals
+        if const_expr(s.aligned):
+            lane, row = item.launch.a, item.launch.d
+        else:
+            partials = [op.lanes((t,), WARP, min(s.across, WARP))[0] for t in totals]
         if lane < s.across:
             for v in cutlass.range_constexpr(s.slots):
                 sB[column + v, row] = partials[v]
@@ -83,10 +84,11 @@ class Merge:
         return merged, everywhere
 
     @cute.jit
-    def across_cluster(self, launch: Launch, mine: tuple) -> tuple:
+    def across_cluster(self, item: Item, mine: tuple) -> tuple:
         """Merge the states of column t over the CTAs of the cluster, in thread t. In one trip each CTA sends all its
         states to all; in two each merges those of its share of the columns, and sends what comes of them to all."""
-        s, whole, sC, barriers = self.spec, self.math.whole, launch.shared.sC, launch.shared.barriers
+        s, whole, launch = self.spec, self.math.whole, item.launch
+        sC, barriers = launch.shared.sC, launch.shared.barriers
         tidx, rank = launch.tidx, launch.rank
         column, each = tidx % s.columns, s.columns // s.cluster_n
         if tidx < s.trips:
@@ -114,17 +116,22 @@ class Merge:
         return reduce.unpack(sC[column, 1])
 
     @cute.jit
-    def spread(self, launch: Launch, mine: tuple) -> list:
+    def spread(self, item: Item, mine: tuple) -> list:
         """Per slot the state, from column t's in thread t."""
-        sC = launch.shared.sC
+        tidx, sC = item.launch.tidx, item.launch.shared.sC
         cute.arch.barrier()
-        if launch.tidx < self.spec.columns:
-            sC[launch.tidx + self.spec.before, 0] = reduce.pack(mine)
+        if tidx < self.spec.columns:
+            sC[tidx + self.spec.before, 0] = reduce.pack(mine)
         cute.arch.barrier()
-        return self.of_slots(launch)
+        return self.of_slots(item)
 
-    def of_slots(self, launch: Launch) -> list:
+    def column(self, item: Item) -> Int32:
+        """Where the states of a thread's columns begin in shared memory, of which there are some `before` the
+        panel's."""
+        return item.launch.a * self.spec.slots + self.spec.before - item.shift
+
+    def of_slots(self, item: Item) -> list:
         """Per slot the state that lies in shared memory."""
         s = self.spec
-        first = launch.a * s.slots + s.before - launch.shift
-        return [reduce.unpack(launch.shared.sC[first + v, 0]) for v in range(s.slots)]
+        sC, column = item.launch.shared.sC, self.column(item)
+        return [reduce.unpack(sC[column + v, 0]) for v in range(s.slots)]

@@ -29,7 +29,6 @@ from layouts.trace import observe
 from ...plan import PanelClass
 from ..common.copy import DTYPES, global_tensors, policy, read_policy
 from ..common.early import begins_early, wait_for_stream
-from ..common.index import narrow
 from ..maths.maths import RowMath
 from .ahead import Ahead
 from .schedule import Whole
@@ -160,10 +159,6 @@ class PanelKernel:
         policies = self.policies(evict_last)
         lane, own = tidx % s.lanes, s.block(tidx) if const_expr(s.shifted) else tidx
         tXsX = [x[None, own if const_expr(s.access[i]) else tidx, None] for i, x in enumerate(sX)]
-        shift = Int32(0)
-        if const_expr(s.aligned):
-            itemsize, row = mX[0].itemsize, mX[0].address + d * (mX[0].reduced[0] * mX[0].itemsize)
-            shift = narrow(row & (s.vector * itemsize - 1)) // itemsize
         launch = Launch(
             spec=s,
             ctas=ctas,
@@ -184,7 +179,6 @@ class PanelKernel:
             d=d,
             own=own,
             lane=lane,
-            shift=shift,
             policies=policies,
             shared=Shared(sX=sX, tXsX=tXsX, sB=sB, sC=sC, words=words, barriers=barriers),
             exchanges=exchanges,

@@ -69,7 +69,7 @@ class Parts:
         cute.arch.barrier()
         if words[0] != 0:
             self.gather(item, Int32(FOREVER))
-            self.scalars.store_groups(item, self.scalars.scores.joined(item, self.merge.of_slots(launch)))
+            self.scalars.store_groups(item, self.scalars.scores.joined(item, self.merge.of_slots(item)))
 
     @cute.jit
     def rescue(self, launch: Launch, index: Int32, given_up: Int32):
@@ -92,7 +92,6 @@ class Parts:
                 cute.arch.barrier()
                 if words[0] != 0:
                     self.gather(item, Int32(FOREVER))
-                    states = self.merge.of_slots(launch)
                     for part in cutlass.range(launch.parts, unroll=1):
                         cute.arch.barrier()
                         if launch.tidx == 0:
@@ -101,6 +100,7 @@ class Parts:
                         if words[0] != 0:
                             scores = self.scalars.scores
                             given_up_item = scores.known(item_of(launch, i - item.part + part))
+                            states = self.merge.of_slots(given_up_item)
                             self.redo(given_up_item, scores.joined(given_up_item, states))
 
     @cute.jit

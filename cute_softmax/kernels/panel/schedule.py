@@ -40,14 +40,14 @@ class Whole(Schedule):
         cute.arch.cp_async_wait_group(0)
         self.chunks.align(item, item.first, Int32(0))
         mine, states = self.merge.reduce(
-            launch, lambda stage, carry: self.chunks.fold(item, stage, carry, item.first, 0, rE)
+            item, lambda stage, carry: self.chunks.fold(item, stage, carry, item.first, 0, rE)
         )
         if const_expr(s.cluster_n > 1):
-            mine = self.merge.across_cluster(launch, mine)
+            mine = self.merge.across_cluster(item, mine)
         if const_expr(s.exchange and outputs):
             given_up = self.parts.hand_over(item, mine)
             if self.parts.collect(item, launch.patience) != 0:
-                whole = self.scores.joined(item, self.merge.of_slots(launch))
+                whole = self.scores.joined(item, self.merge.of_slots(item))
                 self.chunks.finish(item, item.first, Int32(0), whole)
                 self.scalars.finish(item, rE, whole)
             self.parts.rescue(launch, index, given_up)
@@ -55,7 +55,7 @@ class Whole(Schedule):
             self.parts.conclude(item, mine)
         else:
             if const_expr(s.down > 1):
-                states = self.merge.spread(launch, mine)
+                states = self.merge.spread(item, mine)
             states = self.scores.joined(item, states)
             if const_expr(outputs):
                 self.chunks.finish(item, item.first, Int32(0), states)

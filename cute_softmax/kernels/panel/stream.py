@@ -36,14 +36,14 @@ class Stream(Schedule):
             item = self.scores.known(item_of(launch, i))
             chunks, rE = chunks_of(item), self.scalars.loaded(item)
             held = self.absorb_all(item, chunks, turn, rE)
-            mine = self.merge.reduce_states(launch, held)
+            mine = self.merge.reduce_states(item, held)
             if const_expr(s.cluster_n > 1):
-                mine = self.merge.across_cluster(launch, mine)
+                mine = self.merge.across_cluster(item, mine)
             # Without full outputs a CTA has one item: see `PanelPlan.ctas`.
             if const_expr(s.exchange and not outputs):
                 self.parts.conclude(item, mine)
             elif const_expr(not outputs):
-                states = self.scores.joined(item, self.merge.spread(launch, mine))
+                states = self.scores.joined(item, self.merge.spread(item, mine))
                 self.scalars.store_groups(item, states)
             else:
                 following = item_of(launch, i + launch.ctas)
@@ -52,10 +52,10 @@ class Stream(Schedule):
                 if const_expr(s.exchange):
                     given_up = given_up | self.parts.hand_over(item, mine)
                     merged = self.parts.collect(item, patience)
-                    states = self.scores.joined(item, self.merge.of_slots(launch))
+                    states = self.scores.joined(item, self.merge.of_slots(item))
                     patience = select(merged != 0, patience, Int32(0))
                 else:
-                    states = self.scores.joined(item, self.merge.spread(launch, mine))
+                    states = self.scores.joined(item, self.merge.spread(item, mine))
                 self.scalars.finish(item, rE, states, merged)
                 turn = self.finish_all(item, following, chunks, coming, turn, states, merged)
         if const_expr(s.exchange and outputs):

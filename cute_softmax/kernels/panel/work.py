@@ -4,7 +4,7 @@ Coordinates of a thread: `a` side by side over the groups, `d` down along them. 
 `common.index`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
@@ -12,7 +12,7 @@ from cutlass import Boolean, Int32, Int64
 from ...plan import PanelClass
 from ...plan.panel_class import exchange_words
 from ..common.copy import GlobalTensor
-from ..common.index import apart, at_edges, ceil_div, dot, head_of, larger, select, smaller, wide
+from ..common.index import apart, at_edges, ceil_div, dot, head_of, larger, narrow, select, smaller, wide
 from .scores import Numbers
 
 
@@ -69,7 +69,6 @@ class Launch:
     d: Int32
     own: Int32
     lane: Int32
-    shift: Int32
     policies: Policies
     shared: Shared
     numbers: dict[str, Int64]
@@ -91,12 +90,19 @@ class Line:
     wanted: Int32
     ends: Boolean
 
+    def before(self, shift: Int32) -> "Line":
+        """Where groups lie that begin so many before these."""
+        return replace(
+            self, column=self.column - shift, beside=self.beside + shift, wanted=self.wanted + shift
+        )
+
 
 @dataclass(frozen=True)
 class Item:
     """One item of a CTA's work: which part of which panel, and which elements of this thread's groups.
 
     starts: of each operand, from its beginning to that of the thread's first group; inside: whether that exists.
+    shift: groups from that to where it would be if rows began with blocks, see `aligned`.
     head: elements before a row's first line; first, end: the elements that the CTA takes.
     sync, states: addresses of the panel's exchange point, and of its parts' states.
     position: of the thread's first group, see `Prologue.causal`; numbers: what the prologue has for its groups, once
@@ -109,6 +115,7 @@ class Item:
     starts: list[Int64]
     inside: Boolean
     line: Line | None
+    shift: Int32 | int
     head: Int32
     first: Int32
     end: Int32
@@ -139,16 +146,18 @@ def item_of(launch: Launch, index: Int32) -> Item:
     if s.shifted:
         kept, line = line_of(launch, tile)
         inside = s.column(launch.a) < launch.spacing + s.overlap
-        if s.aligned:
-            kept, inside = [kept[0] - launch.shift], inside & (line.beside > 0)
     else:
         column = tile * launch.spacing + launch.a * s.slots
         # Threads without groups load for their neighbours, too.
         nearest = smaller(column, launch.groups - s.slots) if s.spread else column
         kept, line = apart(nearest, launch.kept_sizes), None
         inside = (launch.a * s.slots < launch.spacing) & (column < launch.groups)
-    first = (part * s.cluster_n + launch.rank) * launch.share
+    first, shift = (part * s.cluster_n + launch.rank) * launch.share, 0
     starts = [dot(kept, mX.kept) for mX in launch.mX]
+    if s.aligned:
+        shift = shift_of(launch, starts[0], first)
+        line, inside = line.before(shift), inside & (line.beside + shift > 0)
+        starts = [start - shift for start in starts]
     head, body = 0, launch.length
     if s.edges:
         mX = launch.mX[s.facts.reference]
@@ -167,10 +176,19 @@ def item_of(launch: Launch, index: Int32) -> Item:
         head=head,
         first=first,
         end=end,
+        shift=shift,
         sync=launch.exchanges + wide(tile) * (4 * exchange_words(launch.parts)),
         states=launch.states + wide(tile) * launch.parts * (s.columns * s.published_bytes),
         position=kept[s.query],
     )
+
+
+def shift_of(launch: Launch, start: Int64, first: Int32) -> Int32:
+    """Groups from the beginning of the block that a thread's first one lies in to that, in all of its rows from element
+    `first` on. start: of the group, from the first operand's beginning."""
+    mX = launch.mX[0]
+    place = mX.address // mX.itemsize + start + (first + launch.d) * mX.reduced[0]
+    return narrow(place & (launch.spec.vector - 1))
 
 
 def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
@@ -183,9 +201,6 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
     outer = apart(tile // panels, launch.kept_sizes[1:]) if s.kept_modes > 1 else []
     ends = (first == 0) | (first + launch.spacing + s.overlap > abreast)
     beside, own = abreast - column, launch.spacing - s.column(launch.a)
-    if s.aligned:
-        own, beside = own + launch.shift, beside + launch.shift
-        return [column, *outer], Line(column - launch.shift, own - launch.shift > 0, beside, smaller(beside, own + s.overlap), ends)
     return [column, *outer], Line(column, own > 0, beside, smaller(beside, own + s.overlap), ends)
 
 
