@@ -138,9 +138,9 @@ class PanelClass(ClassBase):
 
     @property
     def overlap(self) -> int:
-        """Groups that a line has in common with the next, so that each block of results has a line that holds it."""
-        vectors = 2 if self.aligned else 1
-        return vectors * self.slots if self.shifted and self.facts.outputs else 0
+        """Groups that a line has in common with the next, so that each block of results has a line that holds it, and
+        each group, where blocks are `aligned`, a thread in all rows."""
+        return (bool(self.shifted and self.facts.outputs) + self.aligned) * self.slots
 
     @property
     def before(self) -> int:

@@ -151,7 +151,7 @@ class Groups:
         column, size = self.orientation == "column", ALIGNMENT // self.widest
         width = min(self.vector, config.vector_bytes // size) if column else self.vector
         # Up to the end of the block that the last group's result may lie in.
-        beyond = width - 1 if self.shifted and self.facts.outputs else 0
+        beyond = width - 1 if self.aligned or self.shifted and self.facts.outputs else 0
         across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
         spread = column and 0 in self.access
         aligned = self.aligned and config.threads // across % width == 0
@@ -332,8 +332,8 @@ def _place(problem: Problem, kept: list[Mode], i: int) -> tuple[int, ...]:
 
 
 def _alike(problem: Problem, modes: list[Mode], vector: int, facts: Math) -> bool:
-    """Whether there are full operands alone, and where a group lies in a block is the same in all of them."""
-    if not facts.outputs or facts.group_outputs or len(facts.operands) > facts.full:
+    """Whether all that is read are full operands, and where a group lies in a block is the same in all of them."""
+    if facts.group_inputs or facts.beside:
         return False
     places = {tuple(n % vector for n in _place(problem, modes, i)) for i in facts.main}
     return len(places) == 1

@@ -73,7 +73,11 @@ class Scalars:
         launch, line = item.launch, item.line
         if (launch.d == 0) & item.inside & (launch.rank == 0) & wanted:
             for v in cutlass.range_constexpr(self.spec.slots):
-                if const_expr(self.spec.shifted):
+                if const_expr(self.spec.aligned):
+                    place = launch.a * self.spec.slots + v - item.shift
+                    if (v < line.beside) & (place >= 0) & (place < launch.spacing):
+                        self.store_group(item, v, results[v])
+                elif const_expr(self.spec.shifted):
                     if v < line.beside:
                         self.store_group(item, v, results[v])
                 else:

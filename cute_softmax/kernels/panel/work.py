@@ -179,7 +179,7 @@ def item_of(launch: Launch, index: Int32) -> Item:
         shift=shift,
         sync=launch.exchanges + wide(tile) * (4 * exchange_words(launch.parts)),
         states=launch.states + wide(tile) * launch.parts * (s.columns * s.published_bytes),
-        position=kept[s.query],
+        position=kept[s.query] - (shift if s.query == 0 else 0),
     )
 
 
