@@ -18,8 +18,8 @@ import classes
 import numpy as np
 
 from cute_softmax.kernels.common.copy import GlobalTensor
+from cute_softmax.kernels.panel import aligned, work
 from cute_softmax.kernels.panel import shift as shift_module
-from cute_softmax.kernels.panel import work
 from cute_softmax.plan import MATHS, MODES, WARP, PanelClass, PanelPlan
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.panel_configs import PANEL_BYTES, PanelConfig
@@ -65,7 +65,7 @@ def forced(
         # Shifted lines have two lanes and more.
         across=config.threads
         if alone
-        else max(min(across or made.kernel.across, widest), 1 + made.kernel.shifted),
+        else max(min(across or made.kernel.across, widest), 1 + made.kernel.shifted + 2 * made.kernel.aligned),
         threads=config.threads,
         steps=config.steps,
         cluster_n=config.cluster_n,
@@ -73,6 +73,7 @@ def forced(
         ahead=config.ahead,
         registers=config.registers,
     )
+    c = replace(c, aligned=c.aligned and c.down % c.vector == 0)
     grain = c.unit * config.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
     parts = math.ceil(made.length / (share * config.cluster_n))
@@ -203,10 +204,11 @@ class Walk:
             self.group = tile * plan.advance + launch.a * c.slots
         # What a plan says of it, for figures and checks.
         for i in {0, launch.items - 1}:
-            held = plan.bounds(self.at(index % launch.parts * c.exchange, i), rank, self.at(self.group, i))
+            group = self.at(self.group + self.item.shift, i)
+            held = plan.bounds(self.at(index % launch.parts * c.exchange, i), rank, group)
             first, end = self.at(self.item.first, i), self.at(self.item.end, i)
             assert (held.start, held.stop) == (first, max(first, end))
-            assert plan.panel(self.at(tile, i)).start == self.at(self.group, i)
+            assert plan.panel(self.at(tile, i)).start == self.at(self.group + self.item.shift, i)
 
     def at(self, array: np.ndarray | int, item: int) -> int:
         """What the first thread of a CTA has."""
@@ -301,6 +303,34 @@ class Walk:
                     assert not (fetched & ~some).any(), "a block of which nothing is wanted"
             yield self.rows(wanted, addresses.__getitem__, 1)
 
+    def own(self, panel: int) -> np.ndarray:
+        """Which of a thread's groups are in memory's row and among so many from the panel's first on, where threads
+        keep aligned blocks."""
+        v, item = np.arange(self.c.slots), self.item
+        place = (self.launch.a * self.c.slots - item.shift)[..., None] + v
+        return (place >= 0) & (place < panel) & (v < item.line.beside[..., None])
+
+    def kept(self, n: int) -> Iterator[np.ndarray]:
+        """What comes with the aligned blocks of chunk n, of groups of which all threads have theirs."""
+        c = self.c
+        for addresses, exists, chunk in self.places(n):
+            assert (np.broadcast_to(chunk.wanted, exists.shape)[exists] > 0).all(), "outside of memory's row"
+            for i in range(self.full):
+                bytes_ = c.vector * self.launch.mX[i].itemsize
+                self.unaligned += np.count_nonzero(addresses[i][exists] % bytes_)
+            yield self.rows(exists[..., None] & self.own(c.columns - c.slots + 1), addresses.__getitem__, 1)
+
+    def returned(self, n: int) -> Iterator[np.ndarray]:
+        """What the aligned blocks that are stored of chunk n hold."""
+        c, line = self.c, self.item.line
+        ours, whole = aligned.stores(self.item)
+        column = line.column[..., None] + np.arange(c.vector)
+        scalars = (column >= 0) & (np.arange(c.vector) < line.beside[..., None])
+        for addresses, exists, _ in self.places(n):
+            keep = (exists & ours)[..., None] & np.where(whole[..., None], True, line.ends[..., None] & scalars)
+            assert not (keep & ~self.own(c.columns - c.slots + 1)).any(), "a group that some threads lack"
+            yield self.rows(keep, addresses.__getitem__, 1)
+
     def stored(self, n: int) -> Iterator[np.ndarray]:
         """What the blocks that are stored of chunk n hold, where columns are shifted."""
         c, line, i = self.c, self.item.line, len(self.c.facts.inputs)
@@ -335,7 +365,9 @@ class Walk:
             self.item.inside & (self.launch.d == 0) & (self.item.part == 0), self.group.shape
         )
         exists = np.repeat(exists[..., None], self.c.slots, -1)
-        if self.c.shifted:
+        if self.c.aligned:
+            exists = exists & self.own(self.launch.spacing)
+        elif self.c.shifted:
             exists = exists & (np.arange(self.c.slots) < self.item.line.beside[..., None])
         starts = self.item.starts
         return self.rows(
@@ -352,8 +384,9 @@ def touched(plan: PanelPlan) -> Touched:
         walk = Walk(plan, rank)
         chunks = np.max(work.chunks_of(walk.item)) if c.streaming else 1
         for n in range(chunks):
-            reduced += walk.copied(n) if c.shifted else walk.vectors(n)
-            finished += walk.stored(n) if c.shifted else walk.vectors(n)
+            reduced += walk.kept(n) if c.aligned else walk.copied(n) if c.shifted else walk.vectors(n)
+            if c.facts.outputs:
+                finished += walk.returned(n) if c.aligned else walk.stored(n) if c.shifted else walk.vectors(n)
         edges = [*walk.edges()]
         reduced += edges
         finished += edges
@@ -486,6 +519,30 @@ def check_merging(c: PanelClass, parts: int):
     if c.down == 1:  # a thread has its columns for itself
         assert not c.exchange and c.cluster_n == 1
         return
+    if c.aligned:
+        check_places(c)
+    else:
+        check_warps(c)
+    if c.exchange:
+        read = sorted(p for reader in range(c.readers) for p in range(reader, parts, c.readers))
+        assert read == list(range(parts)) and c.readers * c.columns <= c.threads
+        assert c.readers <= (WARP if c.lanes_read else c.peers.shape[1])
+    check_cluster(c)
+
+
+def check_places(c: PanelClass):
+    """Raise AssertionError unless each thread's results of aligned blocks have places of their own, wherever its rows
+    begin, and those of the panel's columns some of each row of threads."""
+    places, rows, _ = c.reduction_buffer.shape
+    assert rows == c.down and places == c.columns + c.before
+    for shift in range(c.vector):
+        found = [a * c.slots + c.before - shift + v for a in range(c.across) for v in range(c.slots)]
+        assert len({*found}) == c.columns and 0 <= min(found) and max(found) < places
+        assert {*found} >= {*range(c.before, c.before + c.columns - c.slots + 1)}
+
+
+def check_warps(c: PanelClass):
+    """Raise AssertionError unless each thread's result is merged once over the lanes of a warp, and over warps."""
     start = min(c.across, WARP)
     buffer: dict[tuple[int, int], list[int]] = {}
     for thread in range(c.threads):
@@ -500,11 +557,6 @@ def check_merging(c: PanelClass, parts: int):
     for column in range(c.columns):
         merged = sorted(t for row in range(c.warps_down) for t in buffer[column, row])
         assert merged == [t for t in range(c.threads) if t % c.across == column // c.slots]
-    if c.exchange:
-        read = sorted(p for reader in range(c.readers) for p in range(reader, parts, c.readers))
-        assert read == list(range(parts)) and c.readers * c.columns <= c.threads
-        assert c.readers <= (WARP if c.lanes_read else c.peers.shape[1])
-    check_cluster(c)
 
 
 def check_cluster(c: PanelClass):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panels import dense, problem_of
 
-from cute_softmax.kernels.panel import shift, work
+from cute_softmax.kernels.panel import aligned, shift, work
 from cute_softmax.plan import MATHS, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
@@ -424,8 +424,14 @@ def example() -> PanelPlan:
 
 
 def shifted_example() -> PanelPlan:
+    """Whose results lie otherwise in their blocks than the elements."""
+    problem = problem_of("softmax", ("bf16",) * 2, (2, 200, 131), (1,), offsets=(0, 1))
+    return panels.forced(panel_plan(problem, "softmax"), PanelConfig(128, 2), 3)
+
+
+def aligned_example() -> PanelPlan:
     made = panel_plan(problem_of("softmax", ("bf16",) * 2, (2, 200, 131), (1,)), "softmax")
-    return panels.forced(made, PanelConfig(128, 2), 3)
+    return panels.forced(made, PanelConfig(128, 2), 3, across=8)
 
 
 MUTANTS = {
@@ -457,22 +463,27 @@ def test_mutants_of_a_plan_fail(name):
 
 # Of a class whose columns are shifted: its properties are what the kernel is built from.
 SHIFTED_MUTANTS = {
-    "lines do not overlap": ("overlap", 0),
-    "panels do not overlap": ("advance", 64),
-    "lines overlap by two vectors": ("overlap", 16),
+    "lines do not overlap": (shifted_example, "overlap", 0),
+    "panels do not overlap": (shifted_example, "advance", 64),
+    "lines overlap by two vectors": (shifted_example, "overlap", 16),
+    "aligned panels overlap by one vector": (aligned_example, "overlap", 8),
+    "aligned panels do not overlap": (aligned_example, "advance", 64),
 }
 
 
 @pytest.mark.parametrize("name", SHIFTED_MUTANTS)
 def test_mutants_of_shifted_columns_fail(name, monkeypatch):
-    made = shifted_example()
+    example, *mutant = SHIFTED_MUTANTS[name]
+    made = example()
     panels.check_owners(made)
-    monkeypatch.setattr(PanelClass, *SHIFTED_MUTANTS[name])
+    monkeypatch.setattr(PanelClass, *mutant)
     with pytest.raises((AssertionError, ValueError, IndexError)):
         panels.check_owners(made)
 
 
-@pytest.mark.parametrize("made", [example, shifted_example], ids=["vectors", "shifted"])
+@pytest.mark.parametrize(
+    "made", [example, shifted_example, aligned_example], ids=["vectors", "shifted", "aligned"]
+)
 def test_panels_too_far_apart_fail(made):
     plan = made()
     near, far = (replace(plan, spacing=plan.advance + n * plan.kernel.slots) for n in (-1, 1))
@@ -493,6 +504,11 @@ KERNEL_MUTANTS = {
     "blocks begin beside their boundary": (shifted_example, shift, "shift_of", lambda found: found - 1),
     "lanes store others' blocks, too": (shifted_example, shift, "stores", lambda found: (found[0] | True, found[1])),
     "scalars outside of memory's rows": (shifted_example, shift, "is_group", lambda found: found | True),
+    "rows begin beside where they do": (aligned_example, work, "shift_of", lambda found: (found - 1) % 8),
+    "blocks that are the next panel's are stored, too": (
+        aligned_example, aligned, "stores", lambda found: (found[0] | True, found[1])
+    ),
+    "all blocks are whole": (aligned_example, aligned, "stores", lambda found: (found[0], found[1] | True)),
     "blocks behind the line are missing": (shifted_example, shift, "holds_behind", lambda found: found & False),
 }  # fmt: skip
 
