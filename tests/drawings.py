@@ -64,6 +64,7 @@ PANELS = {
     "shifted modes": ((3, 200, 77), {"dim": 1, "math": "softmax_backward"}),
     "shifted, alone": ((7, 5001), {"dim": 0, "dtype": "fp32"}),
     "shifted, streamed": ((20000, 2049), {"dim": 0}),
+    "shifted numbers": ((300, 131), {"dim": 0, "math": "logsumexp"}),
     **LONGER,
 }
 # ((rows, columns of a slice), options of `plan_shared`): in clusters or not, kept in registers or not.

@@ -65,7 +65,9 @@ def forced(
         # Shifted lines have two lanes and more.
         across=config.threads
         if alone
-        else max(min(across or made.kernel.across, widest), 1 + made.kernel.shifted + 2 * made.kernel.aligned),
+        else max(
+            min(across or made.kernel.across, widest), 1 + made.kernel.shifted + 2 * made.kernel.aligned
+        ),
         threads=config.threads,
         steps=config.steps,
         cluster_n=config.cluster_n,
@@ -327,7 +329,9 @@ class Walk:
         column = line.column[..., None] + np.arange(c.vector)
         scalars = (column >= 0) & (np.arange(c.vector) < line.beside[..., None])
         for addresses, exists, _ in self.places(n):
-            keep = (exists & ours)[..., None] & np.where(whole[..., None], True, line.ends[..., None] & scalars)
+            keep = (exists & ours)[..., None] & np.where(
+                whole[..., None], True, line.ends[..., None] & scalars
+            )
             assert not (keep & ~self.own(c.columns - c.slots + 1)).any(), "a group that some threads lack"
             yield self.rows(keep, addresses.__getitem__, 1)
 
@@ -386,7 +390,9 @@ def touched(plan: PanelPlan) -> Touched:
         for n in range(chunks):
             reduced += walk.kept(n) if c.aligned else walk.copied(n) if c.shifted else walk.vectors(n)
             if c.facts.outputs:
-                finished += walk.returned(n) if c.aligned else walk.stored(n) if c.shifted else walk.vectors(n)
+                finished += (
+                    walk.returned(n) if c.aligned else walk.stored(n) if c.shifted else walk.vectors(n)
+                )
         edges = [*walk.edges()]
         reduced += edges
         finished += edges

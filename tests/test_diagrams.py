@@ -55,7 +55,7 @@ def uses(c) -> dict[str, bool]:
     if c.movement in ("column", "split"):
         return {
             **dict.fromkeys(("tv", "predicate", "tile", "smem"), True),
-            "shuffle": c.across < WARP and c.down > 1,
+            "shuffle": c.across < WARP and c.down > 1 and not c.aligned,
             "reduction_buffer": c.down > 1,
             "cluster": c.cluster_n > 1,
             "shift": c.shifted,

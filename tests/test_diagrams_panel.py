@@ -213,8 +213,9 @@ def test_shifted_requests_reach_every_element(name):
 
 def test_lines_are_drawn_where_they_begin():
     """Each element that is drawn as some vector's lies in the block above it, and where memory has it."""
-    p = made("shifted")
+    p = strided("softmax", (300, 131), (0,), [(131, 1)] * 2, offsets=(0, 1))
     c, figure = p.kernel, draw.figures(p)["shift"]
+    assert not c.aligned
     cells = {}
     for cell in figure.cells:
         if found := re.match(r"\(element (\d+), column (-?\d+)\)", cell.facts.coordinate or ""):
@@ -225,6 +226,25 @@ def test_lines_are_drawn_where_they_begin():
     for line, group, facts in drawn:
         assert facts.threads == (group // c.slots,)
         assert cells["block", line, group].byte == (p.element(0, line) + group) * ITEM_SIZE[c.dtypes[0]]
+
+
+@pytest.mark.parametrize("name", ["shifted", "shifted modes", "shifted numbers"])
+def test_blocks_that_threads_keep_are_drawn_where_they_lie(name):
+    """In each row a thread's block begins at a boundary, and has the groups that memory has there."""
+    p = made(name)
+    c, item = p.kernel, ITEM_SIZE[p.kernel.dtypes[0]]
+    assert c.aligned
+    groups: dict[int, list[int]] = {}
+    for cell in draw.figures(p)["shift"].cells:
+        facts = cell.facts
+        if facts.byte is None:
+            continue
+        element, group = map(int, re.match(r"\(element (\d+), column (-?\d+)\)", facts.coordinate).groups())
+        (thread,) = facts.threads
+        assert thread // c.across == element and facts.byte == (p.element(0, element) + group) * item
+        assert facts.byte // item // c.vector == (p.element(0, element) // c.vector) + thread % c.across
+        groups.setdefault(element, []).append(group)
+    assert len(groups) > 1 and all(min(g) == 0 for g in groups.values())
 
 
 def test_width_decides_sectors():

@@ -147,7 +147,7 @@ def test_other_maths_of_short_rows(math, n, dtype, launches):
         ((1, 300000), 1, fp32, "cluster16"),
         ((12, 70), 0, bf16, "column"),
         ((9, 4, 33), (0, 2), fp32, "split"),
-        ((120, 49), 0, bf16, "shifted"),
+        ((120, 49), 0, bf16, "aligned"),
         ((500, 40), 0, bf16, "cluster"),
         ((3000, 64), 0, bf16, "cluster16"),
         ((20000, 9), 0, bf16, "exchange"),

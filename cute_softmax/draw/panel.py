@@ -31,14 +31,14 @@ def figures(view: View) -> dict[str, Figure]:
     """The figures of a Plan by name, in the order in which a kernel works; see `draw.figures`."""
     c = view.kernel
     found = {"tv": _tv(view), "predicate": _predicate(view), "tile": tile(view), "smem": _smem(view)}
-    if c.across < WARP and c.down > 1:
+    if c.across < WARP and c.down > 1 and not c.aligned:
         found["shuffle"] = panel_exchanges.shuffle(view)
     if c.down > 1:
         found["reduction_buffer"] = panel_exchanges.reduction_buffer(view)
     if c.cluster_n > 1:
         found["cluster"] = panel_exchanges.cluster(view)
     if c.shifted:
-        found["shift"] = panel_shift.lines(view.plan)
+        found["shift"] = (panel_shift.blocks if c.aligned else panel_shift.lines)(view.plan)
     if c.ahead:
         found["places"] = panel_ahead.places(view.plan)
     if c.exchange:
@@ -123,6 +123,11 @@ def tile(view: View) -> Figure:
             f"Panels overlap: the next one begins {p.advance} groups further on, so that each block of the result "
             "has a line that holds all of it."
         )
+    if c.aligned:
+        notes.append(
+            "Threads keep aligned blocks: in each row groups begin where blocks do, before those of the panel. Results "
+            "of groups that some row of threads has not are never stored."
+        )
     if p.advance < c.advance:
         notes.append(
             f"A panel has {p.panel(0).stop} of these groups: so all turns of the CTAs have as many panels, and equal "
@@ -151,7 +156,7 @@ def _smem(view: View) -> Figure:
     title = f"{names[0]}: slots of threads in shared memory, {c.smem}"
     figure = _of_tile(view, (view.first,), memory=memory, space=names[0], shared=True, title=title)
     notes = [f"One buffer each: {', '.join(names)}."] if len(names) > 1 else []
-    if c.shifted:
+    if c.shifted and not c.aligned:
         notes += [
             f"(element of the vector, block, step): each line has blocks of {count(c.lanes, 'lane')} and "
             f"{c.extra} behind them. They are copied as they lie in memory; when its warp's copies have come, each "

@@ -30,6 +30,22 @@ def reduction_buffer(view: View) -> Figure:
     columns, warps, stages = c.reduction_buffer.shape
     column_stride, warp_stride, stage_stride = c.reduction_buffer.stride
 
+    def of_place(place: int, row: int) -> Use:
+        """Where threads keep aligned blocks: row `row` of threads has its groups `shift` places further on."""
+        at = place - c.before + view.shift(row)
+        if not 0 <= at < c.columns:
+            return Use((), "", "no thread's of this row")
+        writer, column = row * c.across + at // c.slots, place - c.before
+        if not 0 <= column <= c.columns - c.slots:
+            return Use(
+                (writer,),
+                f"T{writer}",
+                f"written by thread {writer}; not all rows have it, and nobody reads it",
+            )
+        readers = range(column, c.threads, c.columns)
+        note = f"written by thread {writer}, read by one thread in {c.columns}"
+        return Use((writer, *(t for t in readers if t != writer)), f"T{writer}", note)
+
     def use(column: int, warp: int) -> Use:
         writer = warp * WARP + column // c.slots
         readers = range(column, c.threads, c.columns)
@@ -43,8 +59,8 @@ def reduction_buffer(view: View) -> Figure:
             f"{SHARED}, reduction buffer, stage {stage}",
             Layout((columns, warps), (column_stride, warp_stride)),
             4,
-            "warp",
-            use,
+            "row" if c.aligned else "warp",
+            of_place if c.aligned else use,
             base=stage * stage_stride * 4,
         )
         for name, stage in view.exchanges
@@ -53,12 +69,15 @@ def reduction_buffer(view: View) -> Figure:
         buffers,
         title=f"Reduction buffer{view.where}",
         who="who writes the slot",
-        lead=f"{c.reduction_buffer}: (column, warp down the panel, stage), {columns * warps * stages * 4:,} bytes.",
+        lead=f"{c.reduction_buffer}: (column, {'thread' if c.aligned else 'warp'} down the panel, stage), {columns * warps * stages * 4:,} bytes.",
     )
     notes = [
         "The first lane of each warp writes the warp's result; after a barrier every thread merges those of all "
         "warps."
         if c.columns == 1
+        else f"Each thread writes the results of its groups, of which {count(c.before, 'place')} may lie before the "
+        f"panel's; after a barrier thread t merges those of column t mod {c.columns}, from all rows of threads."
+        if c.aligned
         else "Each lane that has merged a group's results writes them; after a barrier thread t merges those of column "
         f"t mod {c.columns}, from all warps."
     ]

@@ -15,6 +15,64 @@ from .common import space
 LINES = 4
 
 
+def blocks(plan: PanelPlan) -> Figure:
+    """The blocks of the first rows of the first panel, and the groups that their threads have in them."""
+    c, name = plan.kernel, space(plan.kernel.facts.inputs[0])
+    one = ITEM_SIZE[c.dtypes[0]]
+    starts = [plan.problem.offsets[0] + plan.element(0, e) for e in range(min(plan.length, LINES))]
+    shifts = [start % c.vector for start in starts]
+    there = min(plan.abreast, plan.advance + c.overlap)
+
+    def cell(row: int, column: int):
+        group, holder = column - shifts[row], row * c.across + column // c.vector
+        coordinate = f"(element {row}, column {group})"
+        if column - column % c.vector - shifts[row] >= there:
+            return "ghost", ("", ""), Facts(coordinate=coordinate, note="not copied")
+        if not 0 <= group < plan.abreast:
+            return (
+                "ghost",
+                (f"T{holder}", ""),
+                Facts((holder,), coordinate=coordinate, note="no group of this row"),
+            )
+        byte = (starts[row] + group) * one
+        facts = Facts(
+            (holder,), coordinate=coordinate, space=name, byte=byte, note=f"in thread {holder}'s block"
+        )
+        return thread_paint(holder), (f"T{holder}", f"c{group}"), facts
+
+    columns = c.across * c.vector
+    grid = Grid(
+        len(starts),
+        columns,
+        cell,
+        cell_size([(f"T{len(starts) * c.across}", f"c{columns}")], 30),
+        row_name="element",
+        column_name="in memory",
+        thick_columns=frozenset(range(0, columns, c.vector)),
+    )
+    body = draw(grid, *arrange(grid, keep=(columns,), fold=False))
+    size = c.vector * one
+    lead = (
+        f"The first {count(len(starts), 'element')} of the first panel's groups: each row begins "
+        f"{', '.join(map(str, shifts))} elements after a boundary of {size} bytes."
+    )
+    return finish(
+        body,
+        f"Blocks of {size} bytes in memory, which threads keep",
+        lead,
+        f"Blocks that threads keep. {lead}",
+        [
+            Swatch(thread_paint(1), "T1 c9", "group 9 of the panel, in thread 1's block"),
+            Swatch("ghost", "", "not used"),
+        ],
+    ).noted(
+        f"A thread's rows lie {c.down} elements of the groups apart, which are whole blocks: it has the same groups in all of "
+        "them. Threads above and below it have others, so states are merged and read again by group.",
+        f"All rows of threads have the panel's first {c.columns - c.slots + 1} groups, of which {plan.advance} are its "
+        "own; what lies beyond is the next panel's.",
+    )
+
+
 def lines(plan: PanelPlan) -> Figure:
     """Two rows for each of some lines of the first panel: its blocks in memory, and the vectors that begin further
     on."""

@@ -67,6 +67,12 @@ class View(common.View):
         """The first element of the followed thread."""
         return self.kernel.tv(self.followed, 0) % (self.kernel.down * self.kernel.unit)
 
+    def shift(self, element: int) -> int:
+        """Groups from the first of the first panel to that of its first thread in the row of an element, which keeps
+        its aligned block; 0 where no thread does."""
+        plan, c = self.plan, self.kernel
+        return (plan.problem.offsets[0] + plan.element(0, element)) % c.vector if c.aligned else 0
+
     def memory(self, operand: int) -> Callable[[tuple[int, int]], int]:
         """(row, column) of the first CTA's tile -> offset in an operand's tensor, in elements."""
 
@@ -74,6 +80,9 @@ class View(common.View):
             element, group = self.place(*at)
             element += self.plan.pieces(group)[0]
             c = self.kernel
+            if c.aligned:  # threads keep the blocks that there are
+                group -= self.shift(element)
+                return group * self.plan.operand_strides[operand][0] + self.plan.element(operand, element)
             if c.shifted:  # in lines that overlap, of the last kept mode
                 group = c.column(group // c.slots) + group % c.slots
                 return group * self.plan.operand_strides[operand][0] + self.plan.element(operand, element)

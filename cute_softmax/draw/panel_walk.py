@@ -49,17 +49,20 @@ def walk(view: View) -> list[Step]:
     ]  # fmt: skip
     for what, stage in view.exchanges:
         turn = f" ({stage + 1} of {len(view.exchanges)})" if len(view.exchanges) > 1 else ""
-        steps += [
+        shuffles = [
             Step(
                 f"Shuffles{turn}",
                 f"Each thread has reduced what it holds to one partial result: {what}. Lanes with the same "
                 "groups merge theirs.",
                 "shuffle",
                 lambda facts: True,
-            ),
+            )
+        ]
+        steps += [
+            *([] if c.aligned else shuffles),
             Step(
                 f"Reduction buffer{turn}",
-                "Each warp writes its partial result; after a barrier one thread a column merges those of all warps.",
+                f"Each {'thread' if c.aligned else 'warp'} writes its partial result; after a barrier one thread a column merges those of all warps.",
                 "reduction_buffer",
                 lambda facts, stage=stage: of_first(facts) and facts.space.endswith(f"stage {stage}"),
             ),

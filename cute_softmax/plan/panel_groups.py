@@ -332,8 +332,8 @@ def _place(problem: Problem, kept: list[Mode], i: int) -> tuple[int, ...]:
 
 
 def _alike(problem: Problem, modes: list[Mode], vector: int, facts: Math) -> bool:
-    """Whether all that is read are full operands, and where a group lies in a block is the same in all of them."""
-    if facts.group_inputs or facts.beside:
+    """Whether where a group lies in a block is the same in all full operands, with nothing beside them."""
+    if facts.beside:
         return False
     places = {tuple(n % vector for n in _place(problem, modes, i)) for i in facts.main}
     return len(places) == 1

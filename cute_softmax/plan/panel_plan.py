@@ -189,7 +189,10 @@ class PanelPlan(PlanBase):
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             *(["  edges      head and tail element by element"] if c.edges else []),
             *(
-                [f"  edges      aligned blocks, shifted into place; a panel every {self.advance} columns"]
+                [
+                    f"  edges      aligned blocks, {'kept as they lie' if c.aligned else 'shifted into place'}; a panel "
+                    f"every {self.advance} columns"
+                ]
                 if c.shifted
                 else []
             ),

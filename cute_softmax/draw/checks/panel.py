@@ -28,7 +28,7 @@ def requests(
     elements = {e: plan.element(operand, held.start + e) for e in range(0, min(c.tile, len(held)), c.unit)}
     words = operand < len(c.facts.inputs) and c.words(operand)
     if c.shifted and not words and c.accesses[operand]:
-        yield from shifted_requests(plan, operand, columns, elements)
+        yield from (aligned_requests if c.aligned else shifted_requests)(plan, operand, columns, elements)
         return
     places = {a * c.slots: c.column(a) for a in range(c.across)}
     groups = {
@@ -93,6 +93,30 @@ def shifted_requests(
                 own.append(start + group + element if ours and group + c.vector <= left else None)
         yield from requests_of(own, size)
         yield from requests_of(behind, size)
+
+
+def aligned_requests(
+    plan: PanelPlan, operand: int, columns: range, elements: dict[int, int]
+) -> Iterator[list[int | None]]:
+    """`requests` for blocks that threads keep: of an input those that hold something, of an output the whole ones that
+    are not the next panel's (the scalars where memory's rows end are left out)."""
+    c, size = plan.kernel, ITEM_SIZE[plan.kernel.dtypes[operand]]
+    loads = operand < len(c.facts.inputs)
+    ahead = columns.start % plan.abreast  # groups of memory's row before the panel
+    left, end = plan.abreast - ahead, plan.advance // c.vector
+    start = plan.problem.offsets[operand] + plan.group(operand, columns.start)
+    for k in range(c.steps):
+        found: list[int | None] = []
+        for thread in range(c.threads):
+            a, element = thread % c.across, elements.get(thread // c.across + k * c.down)
+            shift = 0 if element is None else (start + element) % c.vector
+            group = a * c.vector - shift  # of the panel, the block's first
+            exists = element is not None and c.column(a) < plan.advance + c.overlap and group < left
+            if not loads:
+                ours = (a > 0 or shift == 0) and (a < end or (a == end and shift > 0))
+                exists = exists and ours and group + c.vector <= left
+            found.append(start + group + element if exists else None)
+        yield from requests_of(found, size)
 
 
 def of_first_tiles(plan: PanelPlan, operand: int) -> Iterator[list[int | None]]:

@@ -60,8 +60,8 @@ class AlignedChunks(Chunks):
         for v in range(self.spec.vector):
             scalar = cute.make_rmem_tensor(1, dtype)
             scalar[0] = tXrY[v]
-            there = (line.column + v >= 0) & (v < line.beside)
-            store(scalar, element(dtype, address + v * (dtype.width // 8)), None, exists & there)
+            there = exists & line.has(v)
+            store(scalar, element(dtype, address + v * (dtype.width // 8)), None, there)
 
 
 def stores(item: Item) -> tuple[Boolean, Boolean]:

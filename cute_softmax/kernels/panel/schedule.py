@@ -19,7 +19,9 @@ class Schedule:
 
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math = spec, math
-        self.chunks = (AlignedChunks if spec.aligned else ShiftedChunks if spec.shifted else Chunks)(spec, math)
+        self.chunks = (AlignedChunks if spec.aligned else ShiftedChunks if spec.shifted else Chunks)(
+            spec, math
+        )
         self.scalars = Scalars(spec, math)
         self.scores = self.scalars.scores
         self.merge = Merge(spec, math)

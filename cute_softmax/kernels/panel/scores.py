@@ -72,7 +72,7 @@ class Scores:
         i = self.group_inputs[name]
         mX, exist = launch.mX[i], (item.index < launch.items) & item.inside
         return [
-            load_if(exist if item.line is None else exist & (v < item.line.beside), element).to(Float32)
+            load_if(exist if item.line is None else exist & item.line.has(v), element).to(Float32)
             for v in slots
             for element in [mX.element(item.starts[i] + v * mX.kept[0])]
         ]

@@ -90,6 +90,10 @@ class Line:
     wanted: Int32
     ends: Boolean
 
+    def has(self, v: int) -> Boolean:
+        """Whether the thread's slot v is a group of memory's row."""
+        return (self.column + v >= 0) & (v < self.beside)
+
     def before(self, shift: Int32) -> "Line":
         """Where groups lie that begin so many before these."""
         return replace(
@@ -157,7 +161,7 @@ def item_of(launch: Launch, index: Int32) -> Item:
     if s.aligned:
         shift = shift_of(launch, starts[0], first)
         line, inside = line.before(shift), inside & (line.beside + shift > 0)
-        starts = [start - shift for start in starts]
+        starts = [start - shift * mX.kept[0] for start, mX in zip(starts, launch.mX, strict=True)]
     head, body = 0, launch.length
     if s.edges:
         mX = launch.mX[s.facts.reference]
