@@ -35,8 +35,8 @@ from committed import table  # noqa: E402
 from cute_softmax import draw, explain  # noqa: E402
 from cute_softmax.plan import choose, describe  # noqa: E402
 from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
-from cute_softmax.plan.hardware import ARCHITECTURES  # noqa: E402
-from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
+from cute_softmax.plan.hardware import ARCHITECTURES, H200  # noqa: E402
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical  # noqa: E402
 from layouts.figures import Figure  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
@@ -168,6 +168,9 @@ def drawings() -> dict[str, Figure]:
     product = draw.figures(describe.plan_matmul_shape((32, 4096, 4096), 128))
     shared = draw.figures(describe.plan_shared(4096, 75_968))
     followed, ragged = draw.figures(describe.plan_of(*FOLLOWED)), describe.plan_of(4096, 1023)
+    # Whose results begin elsewhere in their blocks than the elements.
+    columns = [Operand("bf16", (2001, 1), offset) for offset in (0, 2)]
+    apart = canonical((1000, 2001), (0,), columns)
     return {
         "names": names_figure.names(),
         "edges": draw.figures(ragged)["edges"],
@@ -176,7 +179,8 @@ def drawings() -> dict[str, Figure]:
         **{f"walk_{name}": followed[name] for name in ("tile", "predicate", "shuffle")},
         "panel": panels["tv"],
         "exchange": parts["exchange"],
-        "shift": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],
+        "blocks": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],
+        "shift": draw.figures(choose.plan("softmax", apart, H200))["shift"],
         "places": draw.figures(describe.plan_shape((64, 1 << 24)))["places"],
         **{name: shared[name] for name in ("turns", "workspace")},
         "trips": draw.figures(describe.plan_shape((4096, 65536), dim=0))["cluster"],

@@ -543,7 +543,7 @@ def check_places(c: PanelClass):
     assert rows == c.down and places == c.columns + c.before
     for shift in range(c.vector):
         found = [a * c.slots + c.before - shift + v for a in range(c.across) for v in range(c.slots)]
-        assert len({*found}) == c.columns and 0 <= min(found) and max(found) < places
+        assert len({*found}) == c.columns and min(found) >= 0 and max(found) < places
         assert {*found} >= {*range(c.before, c.before + c.columns - c.slots + 1)}
 
 

@@ -249,10 +249,31 @@ def test_two_exchanges_of_a_cluster(columns, launches):
     assert close(c.kl_div(x, target, reduction="none"), (p.exp() * (p - q)).sum(-1), columns)
 
 
-def test_parts_that_are_given_up(launches, monkeypatch):
+@pytest.mark.parametrize("dtype", [bf16, fp32], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "pad", "offset"),
+    [((70, 331), 0, 0), ((700, 77), 2, 3), ((2, 90, 131), 0, 5), ((9000, 65), 0, 1), ((1500, 259), 6, 0)],
+)
+def test_aligned_blocks(shape, pad, offset, dtype, launches):
+    """Wherever rows of memory begin: results and numbers of groups, and nothing beside them is written."""
+    dim, pitch = len(shape) - 2, shape[-1] + pad
+    strides = (shape[-2] * pitch, pitch, 1)[-len(shape) :]
+    x = Guarded(shape, dtype, strides=strides, offset=offset, device="cpu").tensor.copy_(made(shape, dtype))
+    scale = torch.rand([1 if d == dim else n for d, n in enumerate(shape)])
+    for options in ({}, {"scale": scale}):
+        out = Guarded(shape, dtype, strides=strides, offset=offset, device="cpu")
+        exact = torch.softmax(x.double() * options.get("scale", 1.0), dim)
+        assert close(c.softmax(x, dim, out=out.tensor, **options), exact)
+        out.check()
+    assert close(c.logsumexp(x, dim), torch.logsumexp(x.double(), dim))
+    assert {work.plan.kernel.aligned for work in launches} == {True}
+
+
+@pytest.mark.parametrize("columns", [9, 65])
+def test_parts_that_are_given_up(columns, launches, monkeypatch):
     """Without patience CTAs finish for each other what they did not wait for."""
     monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
-    x = made((20000, 9), bf16)
+    x = made((20000, columns), bf16)
     assert close(c.softmax(x, 0), torch.softmax(x.double(), 0))
 
 

@@ -66,8 +66,8 @@ def blocks(plan: PanelPlan) -> Figure:
             Swatch("ghost", "", "not used"),
         ],
     ).noted(
-        f"A thread's rows lie {c.down} elements of the groups apart, which are whole blocks: it has the same groups in all of "
-        "them. Threads above and below it have others, so states are merged and read again by group.",
+        f"A thread's rows lie {c.down} elements of the groups apart, which are whole blocks: it has the same groups in "
+        "all of them. Threads above and below it have others, so states are merged and read again by group.",
         f"All rows of threads have the panel's first {c.columns - c.slots + 1} groups, of which {plan.advance} are its "
         "own; what lies beyond is the next panel's.",
     )

@@ -62,7 +62,8 @@ def walk(view: View) -> list[Step]:
             *([] if c.aligned else shuffles),
             Step(
                 f"Reduction buffer{turn}",
-                f"Each {'thread' if c.aligned else 'warp'} writes its partial result; after a barrier one thread a column merges those of all warps.",
+                f"Each {'thread' if c.aligned else 'warp'} writes its partial result; after a barrier one thread a "
+                "column merges those of all.",
                 "reduction_buffer",
                 lambda facts, stage=stage: of_first(facts) and facts.space.endswith(f"stage {stage}"),
             ),

@@ -30,8 +30,9 @@ class Groups:
 
     kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
     vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
-    `PanelClass`; aligned: whether its blocks can be, if threads' rows begin alike. boundary: bytes at whose multiples rows of memory begin, at most a cache line. length: the longest
-    body of a group. abreast: groups between the ends of which panels lie. run: groups side by side that have the same
+    `PanelClass`; aligned: whether blocks can be, where a thread's rows begin alike. boundary: bytes at whose multiples
+    rows of memory begin, at most a cache line. length: the longest body of a group. abreast: groups between the ends of
+    which panels lie. run: groups side by side that have the same
     element of each input with an access of 0; 0 for all of them.
     """
 
@@ -151,7 +152,7 @@ class Groups:
         column, size = self.orientation == "column", ALIGNMENT // self.widest
         width = min(self.vector, config.vector_bytes // size) if column else self.vector
         # Up to the end of the block that the last group's result may lie in.
-        beyond = width - 1 if self.aligned or self.shifted and self.facts.outputs else 0
+        beyond = width - 1 if self.aligned or (self.shifted and self.facts.outputs) else 0
         across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
         spread = column and 0 in self.access
         aligned = self.aligned and config.threads // across % width == 0

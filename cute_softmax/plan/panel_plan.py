@@ -190,8 +190,8 @@ class PanelPlan(PlanBase):
             *(["  edges      head and tail element by element"] if c.edges else []),
             *(
                 [
-                    f"  edges      aligned blocks, {'kept as they lie' if c.aligned else 'shifted into place'}; a panel "
-                    f"every {self.advance} columns"
+                    f"  edges      aligned blocks, {'as they lie' if c.aligned else 'shifted into place'}; "
+                    f"a panel every {self.advance} columns"
                 ]
                 if c.shifted
                 else []
