@@ -19,10 +19,11 @@ COUNTED = {"row": 2, "stream": 2, "short": 3, "topk": 3, "topk_long": 0, "rescal
 class Emulated(simulated.Launches):
     """As simulated, but that kernels run; what was launched has its plan, too. Products and their gradients are left.
 
-    folder: of compiled classes. seed: of which warps run before others, or None.
+    folder: of compiled classes. seed: of which warps run before others, or None. residue: see `Grid`.
     """
 
     seed: int | None = None
+    residue: int = 0x7F
 
     def __init__(self, folder: Path, monkeypatch):
         super().__init__()
@@ -86,7 +87,7 @@ class Emulated(simulated.Launches):
             else ((ctas * cluster, 1), (cluster, 1))
         )
         program, shared = self.program(c)
-        Grid(program, Memory(places), *shapes, shared, self.seed).run(numbers)
+        Grid(program, Memory(places), *shapes, shared, self.seed, residue=self.residue).run(numbers)
 
 
 simulated_at = simulated.at

@@ -183,6 +183,7 @@ class Grid:
     """One launch.
 
     grid, cluster: CTAs along x and y; shared: bytes of dynamic shared memory of a CTA; seed: of which warps run when.
+    residue: what each byte of shared memory is before; by default numbers there are as large as there are.
     ranks: as many launches at once, of GPUs that see each other's memory; each has its part of the grid along x.
     """
 
@@ -195,6 +196,7 @@ class Grid:
         shared: int,
         seed: int | None = None,
         ranks: int = 1,
+        residue: int = 0x7F,
     ):
         self.program, self.memory = program, memory
         self.random = None if seed is None else np.random.default_rng(seed)
@@ -220,8 +222,7 @@ class Grid:
             "%nctaid.y": np.full(T, grid[1]),
             "%cluster_ctarank": x % cluster[0] + y % cluster[1] * cluster[0],
         }
-        # As if something had been there before: numbers as large as there are.
-        self.shared = np.full((ctas, shared), 0x7F, np.uint8)
+        self.shared = np.full((ctas, shared), residue, np.uint8)
         self.local = np.full((T, program.local), 0xA5, np.uint8)
         self.registers: dict[str, np.ndarray] = {}
         self.barriers: dict[tuple[int, int], Barrier] = {}

@@ -251,11 +251,18 @@ def test_two_exchanges_of_a_cluster(columns, launches):
 
 @pytest.mark.parametrize("dtype", [bf16, fp32], ids=str)
 @pytest.mark.parametrize(
-    ("shape", "pad", "offset"),
-    [((70, 331), 0, 0), ((700, 77), 2, 3), ((2, 90, 131), 0, 5), ((9000, 65), 0, 1), ((1500, 259), 6, 0)],
+    ("shape", "pad", "offset", "residue"),
+    [
+        ((70, 331), 0, 0, 0x7F),
+        ((700, 77), 2, 3, 0x7F),
+        ((2, 90, 131), 0, 5, 0x7F),
+        ((9000, 65), 0, 1, 0),  # parts wait for numbers that are not 0
+        ((1500, 259), 6, 0, 0x7F),
+    ],
 )
-def test_aligned_blocks(shape, pad, offset, dtype, launches):
+def test_aligned_blocks(shape, pad, offset, residue, dtype, launches):
     """Wherever rows of memory begin: results and numbers of groups, and nothing beside them is written."""
+    launches.residue = residue
     dim, pitch = len(shape) - 2, shape[-1] + pad
     strides = (shape[-2] * pitch, pitch, 1)[-len(shape) :]
     x = Guarded(shape, dtype, strides=strides, offset=offset, device="cpu").tensor.copy_(made(shape, dtype))

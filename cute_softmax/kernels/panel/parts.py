@@ -122,7 +122,12 @@ class Parts:
 
     @cute.jit
     def publish(self, item: Item, mine: tuple):
-        """Let the other CTAs see the states of this part."""
+        """Let the other CTAs see the states of this part. Those of columns that not all of its threads have, see
+        `aligned`, are nobody's: of nothing, which is not zero, either."""
+        s = self.spec
+        if const_expr(s.aligned):
+            known, nothing = item.launch.tidx < s.columns - s.before, self.math.whole.identity
+            mine = tuple(select(known, x, Float32(no)) for x, no in zip(mine, nothing, strict=True))
         if item.launch.tidx < self.spec.columns:
             exchange.publish(self.place(item, item.part, item.launch.tidx), mine)
 
