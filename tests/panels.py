@@ -478,7 +478,12 @@ def check_numbers(made: PanelPlan):
     assert math.prod(made.kept) == problem.groups == made.groups
     if c.shifted:
         assert made.tiles * made.abreast == math.ceil(made.abreast / made.advance) * made.groups
-        assert c.lanes > 1 and c.orientation == "column" and not c.edges and 0 < made.advance <= c.advance
+        assert (
+            c.lanes > 1
+            and c.orientation == "column"
+            and not c.edges
+            and 0 < made.advance <= max(c.advance, c.advance_of(made.abreast))
+        )
     else:
         assert (made.tiles - 1) * made.advance < made.groups <= made.tiles * made.advance
         assert 0 < made.advance <= c.columns and made.advance % c.slots == 0

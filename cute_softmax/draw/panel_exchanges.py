@@ -70,7 +70,7 @@ def reduction_buffer(view: View) -> Figure:
         title=f"Reduction buffer{view.where}",
         who="who writes the slot",
         lead=f"{c.reduction_buffer}: (column, {'thread' if c.aligned else 'warp'} down the panel, stage), "
-        f"{columns * warps * stages * 4:,} bytes.",
+        f"{c.reduction_buffer.cosize * 4:,} bytes.",
     )
     notes = [
         "The first lane of each warp writes the warp's result; after a barrier every thread merges those of all "

@@ -11,6 +11,7 @@ from .hardware import Device
 from .maths import CACHE_LINE, check_counts
 from .panel_class import PanelClass
 from .panel_configs import (
+    ALIGNED_INSTRUCTIONS,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
     CTAS_OF_A_STEP,
@@ -220,7 +221,20 @@ def _streamed(g: Groups) -> PanelPlan:
     config = g.beside(g.table.streaming[g.inputs])
     while not g.fits(g.class_of(config, exchange=True, streaming=True)):
         config = replace(config, steps=config.steps // 2)
-    return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation]))
+    chunks = CHUNKS_OF_A_PART[g.orientation]
+    made = g.cut(config, partial(g.parts_of_chunks, chunks=chunks))
+    if made.kernel.aligned and not g.facts.outputs and not g.invariant:
+        # There are more panels of aligned blocks, and now and then a round of CTAs more.
+        shifted = replace(g, aligned=False)
+        other = shifted.cut(config, partial(shifted.parts_of_chunks, chunks=chunks))
+        if _rounds(other) < ALIGNED_INSTRUCTIONS * _rounds(made):
+            return other
+    return made
+
+
+def _rounds(made: PanelPlan) -> int:
+    """How many elements of a group the CTAs take one after the other that each have an item."""
+    return math.ceil(made.tiles * made.parts / made.resident) * made.share
 
 
 def _fits(g: Groups, config: PanelConfig, c: PanelClass) -> bool:

@@ -152,6 +152,13 @@ class PanelClass(ClassBase):
         """Groups from a panel to the next, at most."""
         return self.columns - self.across // self.lanes * self.overlap
 
+    def advance_of(self, abreast: int) -> int:
+        """Groups from a panel to the next of so many side by side, at most: all, where one panel has them in all rows
+        of its threads, and no block of results is another's, too."""
+        alone = -(-abreast // self.slots) * self.slots
+        one_line = self.aligned and self.across == self.lanes
+        return alone if one_line and alone <= self.columns - self.slots else self.advance
+
     @property
     def slots(self) -> int:
         """Groups that a thread holds elements of."""
@@ -332,8 +339,13 @@ class PanelClass(ClassBase):
 
     @property
     def reduction_buffer(self) -> Layout:
-        """(column, warp down the panel, stage) -> slot of the reduction buffer; a float32 each."""
-        return Layout.ordered((self.columns + self.before, self.warps_down, self.stages), (0, 1, 2))
+        """(column, warp down the panel, stage) -> slot of the reduction buffer; a float32 each.
+
+        Of aligned blocks, of which each thread has a slot, a stage takes the place of the one before: that has been
+        merged, and goes back to the threads through its first row alone, which is left.
+        """
+        shape = columns, warps, _ = self.columns + self.before, self.warps_down, self.stages
+        return Layout(shape, (1, columns, columns if self.aligned else columns * warps))
 
     @property
     def peers(self) -> Layout:

@@ -220,7 +220,7 @@ class Groups:
         """How many panels decisions are made for: all that there are."""
         if self.invariant:
             return INVARIANT_ROWS
-        return panels_of(c.advance, self.problem.groups, self.abreast)
+        return panels_of(c.advance_of(self.abreast), self.problem.groups, self.abreast)
 
     def share(self, c: PanelClass, ctas: int) -> int:
         """Elements of a group that each of so many CTAs takes."""
@@ -264,8 +264,13 @@ class Groups:
 
     def parts_of_chunks(self, c: PanelClass, resident: int, chunks: int) -> int:
         """Parts of so many chunks at least; and so many that all SMs have some."""
+        panels = self.panels(c)
         most = min(math.ceil(self.length / c.chunk) // chunks, resident)
-        return min(max(resident // self.panels(c), most, 1), math.ceil(self.length / c.tile))
+        most = min(max(resident // panels, most, 1), math.ceil(self.length / c.tile))
+        if self.facts.outputs:
+            return most
+        # Of up to half as many those whose last round is the fullest.
+        return min(range(most, most // 2, -1), key=lambda parts: math.ceil(panels * parts / resident) / parts)
 
 
 def keeping(made: PanelPlan) -> PanelPlan:

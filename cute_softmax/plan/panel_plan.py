@@ -123,7 +123,7 @@ class PanelPlan(PlanBase):
     @property
     def advance(self) -> int:
         """Groups from a panel to the next."""
-        return self.spacing or self.kernel.advance
+        return self.spacing or self.kernel.advance_of(self.abreast)
 
     @property
     def ctas(self) -> int:
