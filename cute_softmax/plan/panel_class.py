@@ -344,8 +344,8 @@ class PanelClass(ClassBase):
         Of aligned blocks, of which each thread has a slot, a stage takes the place of the one before: that has been
         merged, and goes back to the threads through its first row alone, which is left.
         """
-        shape = columns, warps, _ = self.columns + self.before, self.warps_down, self.stages
-        return Layout(shape, (1, columns, columns if self.aligned else columns * warps))
+        shape = columns, *_ = self.columns + self.before, self.warps_down, self.stages
+        return Layout(shape, (1, columns, columns)) if self.aligned else Layout.ordered(shape, (0, 1, 2))
 
     @property
     def peers(self) -> Layout:
