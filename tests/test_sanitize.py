@@ -160,7 +160,11 @@ def test_every_kernel_of_losses():
         ("shared", True),
     }
     assert {k.edges for k in losses} == {k.prologue.squares for k in losses} == {False, True}
-    assert {k.forward for k in kernels if k.movement == "topk"} == {False, True}
+    assert {(k.forward, k.queued) for k in kernels if k.movement == "topk"} == {
+        (False, False),
+        (True, False),
+        (True, True),
+    }
     long = [k for k in kernels if k.movement == "topk_long"]
     assert {k.edges for k in long} == {k.chosen for k in long} == {k.split for k in long} == {False, True}
     assert {(k.most, k.threads) for k in long} == {(room.k, room.threads) for room in (*ROOMS, NO_ROOM)}

@@ -26,7 +26,17 @@ from cute_softmax.plan.topk_long import plan_topk_long
 LOSS = Prologue(alpha="groups", target="loss")
 LOSSES = LOSS, replace(LOSS, scale="number", squares=True), replace(LOSS, scale="groups")
 IGNORED = -7
-ROUTERS = ((5, 1, 1), (133, 7, 3), (70, 64, 8), (133, 60, 4), (70, 256, 8), (19, 1023, 40), (3, 1024, 1024))
+ROUTERS = (
+    (5, 1, 1),
+    (133, 7, 3),
+    (70, 64, 8),
+    (133, 60, 4),
+    (70, 256, 8),
+    (19, 1024, 8),
+    (19, 1020, 32),
+    (19, 1023, 40),
+    (3, 1024, 1024),
+)
 # (rows, columns, from row to row, k), whether elements are chosen: a CTA a row and shares of one, edges, an overflow.
 LARGEST = (
     ((3, 5000, 5000, 8), True),
@@ -36,6 +46,7 @@ LARGEST = (
     ((397, 2000, 2000, 1), False),
     ((1, 20000, 20000, 0), True),
     ((3, 9000, 9001, 300), True),
+    ((2, 9000, 9001, 700), False),
     ((500, 1001, 1003, 20), True),
     ((3, 9000, 9001, 100), False),
 )
@@ -103,12 +114,13 @@ def check_mean(count: int, dtype: torch.dtype) -> float:
     return seconds
 
 
-def check_router(rows: int, columns: int, k: int, dtype: torch.dtype, renormalize: bool) -> float:
+def check_router(rows: int, columns: int, k: int, dtype: torch.dtype, renormalize: bool, many: bool) -> float:
+    """many: by the kernel of many rows, as in batch-invariant calls."""
     x = random((rows, columns), dtype, 1)
     source, grads = x.to("cuda"), random((rows, k), dtype, 2)
     upstream, results = grads.to("cuda"), []
-    choice = routers.Choice((1,), k, renormalize, dtype, torch.int64)
-    spread = routers.Spread((1,), columns, renormalize, dtype)
+    choice = routers.Choice((1,), k, renormalize, dtype, torch.int64, many)
+    spread = routers.Spread((1,), columns, renormalize, dtype, many)
 
     def launch():
         results.extend(routers.choose(source, choice))
@@ -178,13 +190,14 @@ def jobs(device: Device, dtypes: list[str]) -> Iterator[Job]:
         ]
         run = partial(check_mean, count, DTYPES[name])
         yield Job(tuple(plan.kernel for plan in made), count, f"mean {name} of {count}", run)
-    for name, (rows, columns, k), renormalize in product(dtypes, ROUTERS, (False, True)):
+    for name, (rows, columns, k), renormalize, many in product(dtypes, ROUTERS, (False, True), (False, True)):
         source, grads = contiguous(name, (rows, columns)), contiguous(name, (rows, k))
-        forward = plan_topk(rows, columns, k, source, name, device, renormalize=renormalize)
+        asked = {"renormalize": renormalize, "invariant": many}
+        forward = plan_topk(rows, columns, k, source, name, device, **asked)
         of = contiguous(name, (rows, k)) if renormalize else source
-        backward = plan_topk_backward(rows, columns, k, of, grads, name, device, renormalize=renormalize)
-        run = partial(check_router, rows, columns, k, DTYPES[name], renormalize)
-        what = f"router {name} {k} of {columns}{' renormalized' * renormalize}"
+        backward = plan_topk_backward(rows, columns, k, of, grads, name, device, **asked)
+        run = partial(check_router, rows, columns, k, DTYPES[name], renormalize, many)
+        what = f"router {name} {k} of {columns}{' renormalized' * renormalize}{' of many rows' * many}"
         yield Job((forward.kernel, backward.kernel), rows * columns, what, run)
     for name, ((rows, columns, pitch, k), chosen) in product(dtypes, LARGEST):
         stride = 1 if chosen else None
