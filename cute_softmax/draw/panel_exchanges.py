@@ -86,6 +86,8 @@ def reduction_buffer(view: View) -> Figure:
         notes.append(
             "What stage 0 has found goes back through slot 0 of its column to all threads of the column: stage 1 "
             "is relative to it, so that nothing is ever rescaled."
+            + " It takes the place of stage 0, but for the first row."
+            * c.aligned
         )
     return figure.noted(*notes, *view.report.shared[len(c.facts.inputs) :])
 
