@@ -351,6 +351,25 @@ def test_panels_of_rows_that_begin_off_lines(name, odd, outer):
             assert turns == 1
 
 
+def test_parts_without_outputs_fill_their_last_round():
+    """4,352 columns of 32,768 elements in eight parts were 272 CTAs, of which 264 run at once."""
+    for height, width, odd in product((20000, 32768, 70000, 128256), range(512, 8200, 320), (0, 1)):
+        problem = problem_of("logsumexp", ("bf16", "fp32"), (height, width + odd), (0,))
+        made = panel_plan(problem, "logsumexp")
+        items = made.tiles * made.parts
+        assert made.parts > 1 and math.ceil(items / made.resident) * made.resident < 1.3 * items, (
+            height,
+            width,
+        )
+
+
+def test_columns_stay_shifted_where_aligned_ones_need_a_round_more():
+    """264 CTAs run at once: 257 panels, or 274 of aligned blocks."""
+    for width, kept in ((17935, True), (32769, False), (131071, True)):
+        problem = problem_of("logsumexp", ("bf16", "fp32"), (4096, width), (0,))
+        assert panel_plan(problem, "logsumexp").kernel.aligned == kept
+
+
 def test_what_an_sm_holds():
     """Of each CTA the system takes 1 KiB: two of 113 KB fill the 228 KB of an SM, two of 128 bytes more do not."""
     architecture = ARCHITECTURES["sm_90a"]

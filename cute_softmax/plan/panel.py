@@ -233,7 +233,7 @@ def _streamed(g: Groups) -> PanelPlan:
 
 
 def _rounds(made: PanelPlan) -> int:
-    """How many elements of a group the CTAs take one after the other that each have an item."""
+    """How long CTAs with an item each take, in elements of a group: a share for each round of them."""
     return math.ceil(made.tiles * made.parts / made.resident) * made.share
 
 

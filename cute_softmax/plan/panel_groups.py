@@ -269,7 +269,7 @@ class Groups:
         most = min(max(resident // panels, most, 1), math.ceil(self.length / c.tile))
         if self.facts.outputs:
             return most
-        # Of up to half as many those whose last round is the fullest.
+        # Down to half as many: those whose rounds of CTAs take the least time.
         return min(range(most, most // 2, -1), key=lambda parts: math.ceil(panels * parts / resident) / parts)
 
 
