@@ -244,8 +244,9 @@ REQUIREMENTS = (
         "selective", "vs_copy", must=1.5 / 1.60, op="selective_gradient", mode=WITH_ENTROPY, shapes=_LOGITS
     ),
     *(
-        Requirement("routers", "behind_peer", must=0.015, mode=mode)
-        for mode in dict.fromkeys(case.mode for case in SUITES["routers"].cases)
+        Requirement(suite, "behind_peer", must=0.015, mode=mode)
+        for suite in ("routers", "routers-fp32")
+        for mode in dict.fromkeys(case.mode for case in SUITES[suite].cases)
     ),
     # Half of the scores is not read.
     *(_over_softmax_at(0.82, CAUSAL, shape) for shape in ((64, 4096, 4096),)),

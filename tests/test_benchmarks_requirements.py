@@ -119,7 +119,12 @@ def test_a_refusal_or_a_missing_row_is_no_success():
 
 @pytest.mark.parametrize(
     ("suite", "counted"),
-    [("cross-entropy", {"", RECOMPUTED}), ("selective", {"", WITH_ENTROPY}), ("routers", None)],
+    [
+        ("cross-entropy", {"", RECOMPUTED}),
+        ("selective", {"", WITH_ENTROPY}),
+        ("routers", None),
+        ("routers-fp32", None),
+    ],
 )
 def test_heads_have_bounds(suite, counted):
     """In copies of the logits, which half the speed of one misses; routers beside the best peer."""
