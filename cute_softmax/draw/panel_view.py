@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 from layouts import Layout
 from layouts.figures import Slots, Use
@@ -76,17 +76,19 @@ class View(common.View):
     def memory(self, operand: int) -> Callable[[tuple[int, int]], int]:
         """(row, column) of the first CTA's tile -> offset in an operand's tensor, in elements."""
 
+        plan, c, shift = self.plan, self.kernel, cache(self.shift)
+        of_group, of_element = (cache(partial(of, operand)) for of in (plan.group, plan.element))
+        column = cache(c.column)
+
         def offset(at: tuple[int, int]) -> int:
             element, group = self.place(*at)
-            element += self.plan.pieces(group)[0]
-            c = self.kernel
-            if c.aligned:  # threads keep the blocks that there are
-                group -= self.shift(element)
-                return group * self.plan.operand_strides[operand][0] + self.plan.element(operand, element)
-            if c.shifted:  # in lines that overlap, of the last kept mode
-                group = c.column(group // c.slots) + group % c.slots
-                return group * self.plan.operand_strides[operand][0] + self.plan.element(operand, element)
-            return self.plan.group(operand, group) + self.plan.element(operand, element)
+            if c.edges:
+                element += plan.pieces(group)[0]
+            if not c.shifted:
+                return of_group(group) + of_element(element)
+            # Blocks that threads keep, or lines that overlap, of the last kept mode.
+            group = group - shift(element) if c.aligned else column(group // c.slots) + group % c.slots
+            return group * plan.operand_strides[operand][0] + of_element(element)
 
         return offset
 

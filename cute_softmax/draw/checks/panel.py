@@ -34,11 +34,11 @@ def requests(
     groups = {
         g: plan.group(operand, columns.start + first) for g, first in places.items() if first < len(columns)
     }
-    index = c.tiled(c.steps).offsets()
+    index, height, each = c.tiled(c.steps).offsets(), c.tile, c.vector * c.threads
 
     def at(t: int, k: int) -> int | None:
         """Elements to vector k of thread t, None where there is none."""
-        group, element = divmod(index[k * c.vector * c.threads + t], c.tile)
+        group, element = divmod(index[k * each + t], height)
         exists = group in groups and element in elements
         return base + groups[group] + elements[element] if exists else None
 
@@ -67,12 +67,13 @@ def shifted_requests(
     left = plan.abreast - ahead
     wanted = min(left, len(columns))
     start = plan.problem.offsets[operand] + plan.group(operand, columns.start)
+    column, lanes, advance = [c.column(a) for a in range(c.across)], c.lanes, plan.advance
     for k in range(c.steps):
         own: list[int | None] = []
         behind: list[int | None] = []
         for thread in range(c.threads):
             a, d = thread % c.across, thread // c.across
-            lane, first = a % c.lanes, c.column(a - a % c.lanes)
+            lane, first = a % lanes, column[a - a % lanes]
             element = elements.get(d + k * c.down)
             if element is None:
                 own.append(None)
@@ -81,15 +82,15 @@ def shifted_requests(
             line = start + first + element
             if loads:
                 shift = line % (c.extra * c.vector)
-                for block, found in ((lane, own), (c.lanes + lane, behind)):
+                for block, found in ((lane, own), (lanes + lane, behind)):
                     group = first - shift + block * c.vector  # of the panel, the block's first
-                    some = group + c.vector > first and group < min(wanted, first + c.lanes * c.vector)
+                    some = group + c.vector > first and group < min(wanted, first + lanes * c.vector)
                     found.append(line - shift + block * c.vector if some else None)
             else:
                 shift = line % c.vector
                 group = first - shift + lane * c.vector
-                alone = lane < c.lanes - 1 and c.column(a) < plan.advance
-                ours = c.column(a) < wanted and (lane > 0 or shift == 0) and (alone or shift > 0)
+                alone = lane < lanes - 1 and column[a] < advance
+                ours = column[a] < wanted and (lane > 0 or shift == 0) and (alone or shift > 0)
                 own.append(start + group + element if ours and group + c.vector <= left else None)
         yield from requests_of(own, size)
         yield from requests_of(behind, size)
@@ -105,17 +106,22 @@ def aligned_requests(
     ahead = columns.start % plan.abreast  # groups of memory's row before the panel
     left, end = plan.abreast - ahead, plan.advance // c.vector
     start = plan.problem.offsets[operand] + plan.group(operand, columns.start)
+    inside = [c.column(a) < plan.advance + c.overlap for a in range(c.across)]
     for k in range(c.steps):
         found: list[int | None] = []
-        for thread in range(c.threads):
-            a, element = thread % c.across, elements.get(thread // c.across + k * c.down)
-            shift = 0 if element is None else (start + element) % c.vector
-            group = a * c.vector - shift  # of the panel, the block's first
-            exists = element is not None and c.column(a) < plan.advance + c.overlap and group < left
-            if not loads:
-                ours = (a > 0 or shift == 0) and (a < end or (a == end and shift > 0))
-                exists = exists and ours and group + c.vector <= left
-            found.append(start + group + element if exists else None)
+        for d in range(c.down):
+            element = elements.get(d + k * c.down)
+            if element is None:
+                found += [None] * c.across
+                continue
+            shift = (start + element) % c.vector
+            for a in range(c.across):
+                group = a * c.vector - shift  # of the panel, the block's first
+                exists = inside[a] and group < left
+                if not loads:
+                    ours = (a > 0 or shift == 0) and (a < end or (a == end and shift > 0))
+                    exists = exists and ours and group + c.vector <= left
+                found.append(start + group + element if exists else None)
         yield from requests_of(found, size)
 
 
