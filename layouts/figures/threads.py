@@ -74,6 +74,9 @@ def tile_of(tv: AnyLayout, tiler: Sequence[int], memory: Memory | None = None) -
 
 
 def _fold(found: list[Owners], rows: int, columns: int, memory: Memory | None) -> int:
+    threads, values = ([tuple([owner[i] for owner in owners]) for owners in found] for i in (0, 1))
+    following = {few: tuple([v + 1 for v in few]) for few in set(values)}
+
     @cache
     def places(c: int) -> list[int]:
         return [memory((r, c)) for r in range(rows)]
@@ -81,9 +84,9 @@ def _fold(found: list[Owners], rows: int, columns: int, memory: Memory | None) -
     @cache
     def follows(c: int) -> bool:
         """Whether all elements of a column continue the vectors of those before them."""
-        for r in range(c * rows, (c + 1) * rows):
-            if found[r] != tuple([(t, v + 1) for t, v in found[r - rows]]):
-                return False
+        before, here = slice((c - 1) * rows, c * rows), slice(c * rows, (c + 1) * rows)
+        if threads[here] != threads[before] or values[here] != [following[few] for few in values[before]]:
+            return False
         return memory is None or places(c) == [place + 1 for place in places(c - 1)]
 
     for fold in range(min(columns, MAX_FOLD), 1, -1):
