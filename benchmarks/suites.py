@@ -58,6 +58,7 @@ INVARIANT_SHAPES = (
 # Experts and k of models in use (Mixtral, OLMoE, DeepSeek-V2 and V3, Kimi K2), and the most.
 _EXPERTS = ((8, 2), (64, 8), (160, 6), (256, 8), (384, 8), (1024, 8), (1024, 32))
 _FP32_EXPERTS = ((64, 8), (128, 8), (256, 8), (512, 8), (512, 32), (1024, 8), (1024, 32))
+_FP32_ROUTED = (1, 64, 1024, 4096, 8192, 65536)
 _ROUTED, _ROUTERS = (1, 64, 1024, 8192, 65536), ("topk_softmax", "topk_gradient")
 # Scores of attention.
 _SCORES = ((8, 32, 1024, 1024), (4, 32, 2048, 2048), (2, 16, 4096, 4096), (1, 16, 8192, 8192))
@@ -320,7 +321,7 @@ SUITES: dict[str, Suite] = {
             "the largest of float32 logits of experts",
             tuple(
                 Case("topk_softmax", (tokens, experts), "fp32", mode=f"{CHOSEN}{k}{RENORMALIZED}")
-                for (experts, k), tokens in product(_FP32_EXPERTS, (*_ROUTED[:3], 4096, *_ROUTED[3:]))
+                for (experts, k), tokens in product(_FP32_EXPERTS, _FP32_ROUTED)
             ),
             ("cute_softmax", "copy", "torch", "torch.compile", "quack"),
         ),

@@ -326,8 +326,7 @@ class Walk:
         """What the aligned blocks that are stored of chunk n hold."""
         c, line = self.c, self.item.line
         ours, whole = aligned.stores(self.item)
-        column = line.column[..., None] + np.arange(c.vector)
-        scalars = (column >= 0) & (np.arange(c.vector) < line.beside[..., None])
+        scalars = np.stack([line.has(v) for v in range(c.vector)], -1)
         for addresses, exists, _ in self.places(n):
             keep = (exists & ours)[..., None] & np.where(
                 whole[..., None], True, line.ends[..., None] & scalars

@@ -30,6 +30,14 @@ def reduction_buffer(view: View) -> Figure:
     columns, warps, stages = c.reduction_buffer.shape
     column_stride, warp_stride, stage_stride = c.reduction_buffer.stride
 
+    def merged(writer: int, wrote: str, column: int) -> Use:
+        """What a thread has written, and those read that merge the column."""
+        readers = range(column, c.threads, c.columns)
+        note = f"written by {wrote}, read by " + (
+            f"one thread in {c.columns}" if c.columns > 1 else "all threads"
+        )
+        return Use((writer, *(t for t in readers if t != writer)), f"T{writer}", note)
+
     def of_place(place: int, row: int) -> Use:
         """Where threads keep aligned blocks: row `row` of threads has its groups `shift` places further on."""
         at = place - c.before + view.shift(row)
@@ -42,16 +50,11 @@ def reduction_buffer(view: View) -> Figure:
                 f"T{writer}",
                 f"written by thread {writer}; not all rows have it, and nobody reads it",
             )
-        readers = range(column, c.threads, c.columns)
-        note = f"written by thread {writer}, read by one thread in {c.columns}"
-        return Use((writer, *(t for t in readers if t != writer)), f"T{writer}", note)
+        return merged(writer, f"thread {writer}", column)
 
     def use(column: int, warp: int) -> Use:
-        writer = warp * WARP + column // c.slots
-        readers = range(column, c.threads, c.columns)
-        note = f"written by lane {column // c.slots} of warp {warp}, read by "
-        note += f"one thread in {c.columns}" if c.columns > 1 else "all threads"
-        return Use((writer, *(t for t in readers if t != writer)), f"T{writer}", note)
+        lane = column // c.slots
+        return merged(warp * WARP + lane, f"lane {lane} of warp {warp}", column)
 
     buffers = [
         view.slots(

@@ -19,7 +19,7 @@ def blocks(plan: PanelPlan) -> Figure:
     """The blocks of the first rows of the first panel, and the groups that their threads have in them."""
     c, name = plan.kernel, space(plan.kernel.facts.inputs[0])
     one = ITEM_SIZE[c.dtypes[0]]
-    starts = [plan.problem.offsets[0] + plan.element(0, e) for e in range(min(plan.length, LINES))]
+    starts = _starts(plan)
     shifts = [start % c.vector for start in starts]
     there = min(plan.abreast, plan.advance + c.overlap)
 
@@ -50,17 +50,13 @@ def blocks(plan: PanelPlan) -> Figure:
         column_name="in memory",
         thick_columns=frozenset(range(0, columns, c.vector)),
     )
-    body = draw(grid, *arrange(grid, keep=(columns,), fold=False))
     size = c.vector * one
-    lead = (
-        f"The first {count(len(starts), 'element')} of the first panel's groups: each row begins "
-        f"{', '.join(map(str, shifts))} elements after a boundary of {size} bytes."
-    )
-    return finish(
-        body,
+    return _drawn(
+        grid,
+        columns,
         f"Blocks of {size} bytes in memory, which threads keep",
-        lead,
-        f"Blocks that threads keep. {lead}",
+        "Blocks that threads keep.",
+        _lead("row", shifts, size),
         [
             Swatch(thread_paint(1), "T1 c9", "group 9 of the panel, in thread 1's block"),
             Swatch("ghost", "", "not used"),
@@ -78,7 +74,7 @@ def lines(plan: PanelPlan) -> Figure:
     on."""
     c, name = plan.kernel, space(plan.kernel.facts.inputs[0])
     one = ITEM_SIZE[c.dtypes[0]]
-    starts = [plan.problem.offsets[0] + plan.element(0, e) for e in range(min(plan.length, LINES))]
+    starts = _starts(plan)
     boundary = c.extra * c.vector
     shifts = [start % boundary for start in starts]
 
@@ -118,17 +114,12 @@ def lines(plan: PanelPlan) -> Figure:
         thick_rows=frozenset(range(0, 2 * len(starts), 2)),
         thick_columns=frozenset(range(0, columns, c.vector)),
     )
-    body = draw(grid, *arrange(grid, keep=(c.lanes * c.vector,), fold=False))
-    size = c.vector * one
-    lead = (
-        f"The first {count(len(starts), 'element')} of the first panel's groups: each line begins "
-        f"{', '.join(map(str, shifts))} elements after a boundary of {boundary * one} bytes."
-    )
-    return finish(
-        body,
-        f"Blocks of {size} bytes in memory, and the vectors that they become",
-        lead,
-        f"Lines that are shifted. {lead}",
+    return _drawn(
+        grid,
+        c.lanes * c.vector,
+        f"Blocks of {c.vector * one} bytes in memory, and the vectors that they become",
+        "Lines that are shifted.",
+        _lead("line", shifts, boundary * one),
         [
             Swatch(thread_paint(1), "T1 b1", "block 1 of the line, which thread 1 copies"),
             Swatch(thread_paint(1), "T1 c9", "group 9 of the panel, in thread 1's vector"),
@@ -147,3 +138,22 @@ def lines(plan: PanelPlan) -> Figure:
             else []
         ),
     )
+
+
+def _starts(plan: PanelPlan) -> list[int]:
+    """Where the lines that are drawn begin in memory, in elements."""
+    return [plan.problem.offsets[0] + plan.element(0, e) for e in range(min(plan.length, LINES))]
+
+
+def _lead(what: str, shifts: list[int], boundary: int) -> str:
+    """How far behind boundaries of so many bytes these begin."""
+    return (
+        f"The first {count(len(shifts), 'element')} of the first panel's groups: each {what} begins "
+        f"{', '.join(map(str, shifts))} elements after a boundary of {boundary} bytes."
+    )
+
+
+def _drawn(grid: Grid, keep: int, title: str, what: str, lead: str, swatches: list[Swatch]) -> Figure:
+    """The figure of a grid around the column `keep`."""
+    body = draw(grid, *arrange(grid, keep=(keep,), fold=False))
+    return finish(body, title, lead, f"{what} {lead}", swatches)

@@ -221,12 +221,14 @@ def _streamed(g: Groups) -> PanelPlan:
     config = g.beside(g.table.streaming[g.inputs])
     while not g.fits(g.class_of(config, exchange=True, streaming=True)):
         config = replace(config, steps=config.steps // 2)
-    chunks = CHUNKS_OF_A_PART[g.orientation]
-    made = g.cut(config, partial(g.parts_of_chunks, chunks=chunks))
+
+    def cut(g: Groups) -> PanelPlan:
+        return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation]))
+
+    made = cut(g)
     if made.kernel.aligned and not g.facts.outputs and not g.invariant:
         # There are more panels of aligned blocks, and now and then a round of CTAs more.
-        shifted = replace(g, aligned=False)
-        other = shifted.cut(config, partial(shifted.parts_of_chunks, chunks=chunks))
+        other = cut(replace(g, aligned=False))
         if _rounds(other) < ALIGNED_INSTRUCTIONS * _rounds(made):
             return other
     return made

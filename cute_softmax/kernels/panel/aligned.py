@@ -13,13 +13,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
-from ..common.copy import element, load_async, store
+from ..common.copy import load_async, store
 from ..common.index import smaller
-from .chunks import Chunks
-from .work import Chunk, Item, Launch, Line, left, places
+from .blocks import BlockChunks
+from .work import Chunk, Item, Launch, left, places
 
 
-class AlignedChunks(Chunks):
+class AlignedChunks(BlockChunks):
     """Chunks of such columns."""
 
     @cute.jit
@@ -36,14 +36,6 @@ class AlignedChunks(Chunks):
                 for v in cutlass.range_constexpr(s.vector):
                     tXsX[v] = padding[v]
 
-    @cute.jit
-    def finish(self, item: Item, at: Int32, where: Int32 | list, states: list):
-        """Compute and store the results of a chunk; with scalars where memory's rows begin or end in the panel."""
-        if item.line.ends:
-            self.finish_blocks(item, at, where, states, True)
-        else:
-            self.finish_blocks(item, at, where, states, False)
-
     def finish_blocks(self, item: Item, at: Int32, where: Int32 | list, states: list, ends: bool):
         """Each lane stores its blocks but for those that the next panel has, too."""
         s, launch, line, i = self.spec, item.launch, item.line, len(self.inputs)
@@ -52,16 +44,8 @@ class AlignedChunks(Chunks):
             tXrY, exists = self.results(item, k, at, where, states), ours & (rest > k * s.down)
             store(tXrY, self.vector(launch, i, address), self.hint(launch, tXrY), exists & whole)
             if ends:
-                self.store_scalars(line, address, tXrY, exists & (whole == 0))
-
-    def store_scalars(self, line: Line, address: Int64, tXrY: cute.Tensor, exists: Boolean):
-        """Store those elements of a block that are in memory's row."""
-        dtype = tXrY.element_type
-        for v in range(self.spec.vector):
-            scalar = cute.make_rmem_tensor(1, dtype)
-            scalar[0] = tXrY[v]
-            there = exists & line.has(v)
-            store(scalar, element(dtype, address + v * (dtype.width // 8)), None, there)
+                split = exists & (whole == 0)
+                self.store_scalars(address, tXrY, lambda v, split=split: split & line.has(v))
 
 
 def stores(item: Item) -> tuple[Boolean, Boolean]:

@@ -124,12 +124,12 @@ class Parts:
     def publish(self, item: Item, mine: tuple):
         """Let the other CTAs see the states of this part. Those of columns that not all of its threads have, see
         `aligned`, are nobody's: of nothing, which is not zero, either."""
-        s = self.spec
+        s, column = self.spec, item.launch.tidx
         if const_expr(s.aligned):
-            known, nothing = item.launch.tidx < s.columns - s.before, self.math.whole.identity
-            mine = tuple(select(known, x, Float32(no)) for x, no in zip(mine, nothing, strict=True))
-        if item.launch.tidx < self.spec.columns:
-            exchange.publish(self.place(item, item.part, item.launch.tidx), mine)
+            known, identity = column < s.columns - s.before, self.math.whole.identity
+            mine = tuple(select(known, x, Float32(no)) for x, no in zip(mine, identity, strict=True))
+        if column < s.columns:
+            exchange.publish(self.place(item, item.part, column), mine)
 
     def unseen(self, item: Item, first: Int32) -> cute.Tensor:
         """What `look` reads the states of every `readers`-th part from `first` on into: nothing yet. What is past the

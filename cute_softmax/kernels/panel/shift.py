@@ -16,10 +16,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
-from ..common.copy import element, funnel_shift, load_async, store, vector_of, words_of
+from ..common.copy import funnel_shift, load_async, store, vector_of, words_of
 from ..common.index import narrow, select, smaller
 from ..common.reduce import WARP
-from .chunks import Chunks
+from .blocks import BlockChunks
 from .work import Chunk, Item, Launch, Line, left, places
 
 # Vectors whose blocks a thread holds at a time while it shifts them.
@@ -94,7 +94,7 @@ def is_group(line: Line, shift: Int32, v: int) -> Boolean:
     return (shift <= line.column + v) & (v < line.beside + shift)
 
 
-class ShiftedChunks(Chunks):
+class ShiftedChunks(BlockChunks):
     """Chunks of columns that begin off a vector boundary."""
 
     @cute.jit
@@ -160,14 +160,6 @@ class ShiftedChunks(Chunks):
         cute.autovec_copy(launch.shared.sX[i][None, block, step], held)
         return words_of(held)
 
-    @cute.jit
-    def finish(self, item: Item, at: Int32, where: Int32, states: list):
-        """Compute and store the results of a chunk; with scalars where memory's rows begin or end in the panel."""
-        if item.line.ends:
-            self.finish_blocks(item, at, where, states, True)
-        else:
-            self.finish_blocks(item, at, where, states, False)
-
     def finish_blocks(self, item: Item, at: Int32, where: Int32, states: list, ends: bool):
         """Each lane stores the block that its vector begins in, with what it gets of the lane before."""
         s, launch, line, i = self.spec, item.launch, item.line, len(self.inputs)
@@ -184,13 +176,6 @@ class ShiftedChunks(Chunks):
             address = vectors[k] - shift * mY.itemsize
             store(block, self.vector(launch, i, address), self.hint(launch, block), ours & whole)
             if ends:
-                self.store_scalars(line, address, block, shift, ours & (whole == 0))
-
-    def store_scalars(self, line: Line, address: Int64, block: cute.Tensor, shift: Int32, exists: Boolean):
-        """Store those elements of a block at an address, `shift` before this thread's first group, that are groups."""
-        dtype = block.element_type
-        for v in range(self.spec.vector):
-            scalar = cute.make_rmem_tensor(1, dtype)
-            scalar[0] = block[v]
-            there = is_group(line, shift, v)
-            store(scalar, element(dtype, address + v * (dtype.width // 8)), None, exists & there)
+                split = ours & (whole == 0)
+                there = lambda v, split=split, shift=shift: split & is_group(line, shift, v)  # noqa: E731
+                self.store_scalars(address, block, there)
