@@ -121,7 +121,6 @@ class RowKernel:
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, evict_last: Int32, operands: tuple):
         s = self.spec
-        wait_for_stream(s.early)
 
         # Coordinates: (row, column) of each of this thread's elements in the CTA's tile, ((V, M), 1, K).
         tidx, _, _ = cute.arch.thread_idx()
@@ -188,6 +187,8 @@ class RowKernel:
     def tiles(self, launch: Launch, smem: cutlass.memory.SmemAllocator, cta: Int32, ctas: Int32):
         """The tile of a CTA, or of a persistent one every `ctas`-th."""
         s = self.spec
+        first = self.rows_of(launch, Int64(cta))
+        wait_for_stream(s.early)
         if const_expr(self.residents):
             self.settle(launch, Int64(cta))
         if const_expr(self.staged):
@@ -196,7 +197,7 @@ class RowKernel:
         if const_expr("shared" in s.staging and not self.asks):
             self.pad(launch, Int64(cta))
         if const_expr(not s.persistent):
-            self.tile(launch, Int64(cta), Int32(0), None)
+            self.tile(first, Int32(0), None)
         else:
             if const_expr(s.cluster_n > 1):
                 cute.arch.cluster_wait()
@@ -207,11 +208,15 @@ class RowKernel:
             while tile < tiles:
                 known = coming
                 coming = self.scalars.of_groups(launch, tile + ctas)
-                self.tile(launch, tile, turn, known)
+                self.tile(self.rows_of(launch, tile), turn, known)
                 tile += ctas
                 turn += 1
 
     # Partition.
+
+    def rows_of(self, launch: Launch, tile: Int64) -> list[Row]:
+        """The rows of this thread in a tile."""
+        return [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
 
     def partition(self, row: Row, i: int) -> cute.Tensor:
         """tXgX: this thread's part of a row of operand i in global memory, (V, K)."""
@@ -283,12 +288,11 @@ class RowKernel:
                                 cute.autovec_copy(self.padded(i), self.slot(held[place], i, k))
 
     @cute.jit
-    def tile(self, launch: Launch, tile: Int64, turn: Int32, known: list | None):
+    def tile(self, rows: list[Row], turn: Int32, known: list | None):
         """One tile of rows, from loading to storing.
 
-        turn: how many tiles this CTA has done before; known: `of_groups`, if they are loaded already.
+        rows: `rows_of`; turn: how many tiles this CTA has done before; known: `of_groups`, if they are loaded already.
         """
-        rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
         held = self.hold(rows, known)
         # Before anything is written: a result may take the place of what is chosen.
         chosen = [
@@ -296,7 +300,7 @@ class RowKernel:
             for row, target, o in zip(rows, held.targets, held.owned, strict=True)
         ]
         maths = [self.math.for_row(v) for v in held.values]
-        states, kept = self.reduce(launch.shared, held.values, maths, turn)
+        states, kept = self.reduce(rows[0].launch.shared, held.values, maths, turn)
         self.finish(rows, held, maths, chosen, kept, states)
 
     def hold(self, rows: list[Row], known: list | None) -> Held:

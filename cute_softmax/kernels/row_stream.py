@@ -56,9 +56,10 @@ class StreamKernel(RowKernel):
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def tile(self, launch: Launch, tile: Int64, turn: Int32, known: list | None):
+    def tile(self, rows: list[Row], turn: Int32, known: list | None):
         """A row, from loading to storing."""
-        row = row_of(launch, tile, 0)
+        (row,) = rows
+        launch = row.launch
         edges = self.scalars.load_edges([row], {})
         if const_expr(len(self.math.group_inputs) > 0):
             # As in the row movement: no load waits for what a row has one of.

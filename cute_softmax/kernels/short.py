@@ -101,7 +101,6 @@ class ShortKernel:
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, warp_rows: Int32, evict_last: Int32, operands: tuple):
         s = self.spec
-        wait_for_stream(s.early)
 
         # Coordinates: the thread's lane, and which stretch its warp has.
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
@@ -139,6 +138,7 @@ class ShortKernel:
         )
         wrong = cute.make_rmem_tensor(1, Boolean)  # whether an index is
         wrong[0] = Boolean(False)
+        wait_for_stream(s.early)
         if left > 0:
             if const_expr(s.whole):
                 self.whole_rows(stretch, wrong)

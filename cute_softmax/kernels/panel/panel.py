@@ -105,7 +105,6 @@ class PanelKernel:
     @cute.kernel
     def kernel(self, numbers: tuple, rest: tuple):
         s = self.spec
-        wait_for_stream(s.early)
         ctas, items, length, groups, parts, share, evict_last, patience, chunks, spacing, exchange_bytes = (
             numbers
         )
@@ -185,6 +184,7 @@ class PanelKernel:
             states=exchanges + exchange_bytes,
             numbers=prologue,
         )
+        wait_for_stream(s.early)
         self.schedule.run(launch, item)
 
     def policies(self, evict_last: Int32) -> Policies:

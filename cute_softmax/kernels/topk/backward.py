@@ -62,7 +62,6 @@ class TopkBackwardKernel:
     @cute.kernel
     def kernel(self, rows: Int32, columns: Int32, k: Int32, given: tuple):
         s = self.spec
-        wait_for_stream(s.early)
         source, source_stride, *_, result = given
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -85,6 +84,7 @@ class TopkBackwardKernel:
             cute.autovec_copy(rG[None, i], self.places(sG, mine, first + cX[i * s.vector]))
         cute.arch.sync_warp()  # a row's lanes are of one warp
 
+        wait_for_stream(s.early)
         turns = (k + s.threads_per_row - 1) // s.threads_per_row
         dot = Float32(0.0)
         if const_expr(s.renormalize):

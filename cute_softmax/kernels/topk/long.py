@@ -103,7 +103,6 @@ class LongTopkKernel:
         self, columns: Int32, k: Int32, shares: Int32, each: Int32, evict_last: Int32, operands: tuple
     ):
         s = self.spec
-        wait_for_stream(s.early)
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         observe("tv", cute.make_layout(s.tv.shape, stride=s.tv.stride))
@@ -128,6 +127,7 @@ class LongTopkKernel:
             end = share.head + share.end * s.vector
             noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), end, SPARE_BITS[s.dtypes[0]])
 
+        wait_for_stream(s.early)
         math, walk = self.math, self.walk
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
