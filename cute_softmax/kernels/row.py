@@ -215,8 +215,12 @@ class RowKernel:
     # Partition.
 
     def rows_of(self, launch: Launch, tile: Int64) -> list[Row]:
-        """The rows of this thread in a tile."""
-        return [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
+        """The rows of this thread in a tile, to be held."""
+        return [self.located(row_of(launch, tile, m)) for m in range(self.spec.rows_per_thread)]
+
+    def located(self, row: Row) -> Row:
+        """A row that knows where its inputs lie."""
+        return replace(row, tXgX=[self.partition(row, i) for i in self.inputs])
 
     def partition(self, row: Row, i: int) -> cute.Tensor:
         """tXgX: this thread's part of a row of operand i in global memory, (V, K)."""
@@ -364,7 +368,7 @@ class RowKernel:
         ones = {}
         for m in cutlass.range_constexpr(M):
             for i in self.inputs:
-                tXgX = self.partition(rows[m], i)
+                tXgX = rows[m].tXgX[i]
                 if const_expr(s.access[i] == 0):
                     ones[i, m] = self.scalars.one(rows[m], i, Int32(0))
                     for k in cutlass.range_constexpr(K):

@@ -3,6 +3,7 @@
 All here is index arithmetic, see `common.index`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
@@ -56,6 +57,7 @@ class Row:
     at: its index in each kept mode, the slowest first; inside: whether it exists.
     limit: columns of the body that this CTA holds; seen: those of them that it reads. reach: columns of the row that
     count. start: the column of this thread's first vector. place: which of the places for rows in shared memory it has.
+    tXgX: its part in global memory of each input, of a row that is to be held.
     """
 
     launch: Launch
@@ -71,6 +73,7 @@ class Row:
     reach: Int32
     start: Int32
     place: Int32 | int = 0
+    tXgX: Sequence[cute.Tensor] = ()
 
 
 @dataclass(frozen=True)

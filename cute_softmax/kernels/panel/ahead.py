@@ -62,11 +62,10 @@ class Ahead(Schedule):
     """Rows a row ahead."""
 
     @cute.jit
-    def run(self, launch: Launch, index: Int32):
-        """This CTA's items, from `index` on."""
-        s = self.spec
+    def run(self, first: Item):
+        """This CTA's items, from `first` on."""
+        s, launch, index = self.spec, first.launch, first.index
         places = launch.chunks - s.registers + s.ahead
-        first = item_of(launch, index)
         for n in cutlass.range_constexpr(s.ahead):
             self.fetch(first, Int32(n), place_of(s, Int32(0), places, n), first.index < launch.items)
             cute.arch.cp_async_commit_group()

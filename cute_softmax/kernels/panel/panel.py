@@ -33,7 +33,7 @@ from ..maths.maths import RowMath
 from .ahead import Ahead
 from .schedule import Whole
 from .stream import Stream
-from .work import Launch, Policies, Shared
+from .work import Launch, Policies, Shared, item_of
 
 
 class PanelKernel:
@@ -184,8 +184,9 @@ class PanelKernel:
             states=exchanges + exchange_bytes,
             numbers=prologue,
         )
+        begun = item_of(launch, item)
         wait_for_stream(s.early)
-        self.schedule.run(launch, item)
+        self.schedule.run(begun)
 
     def policies(self, evict_last: Int32) -> Policies:
         """The L2 eviction policies of a launch.

@@ -11,7 +11,7 @@ from .merge import Merge
 from .parts import Parts
 from .scalars import Scalars
 from .shift import ShiftedChunks
-from .work import Launch, chunk_at, item_of
+from .work import Item, chunk_at
 
 
 class Schedule:
@@ -32,10 +32,10 @@ class Whole(Schedule):
     """One item a CTA, which it holds."""
 
     @cute.jit
-    def run(self, launch: Launch, index: Int32):
+    def run(self, begun: Item):
         """The item of a CTA, from loading to storing."""
-        s, outputs = self.spec, len(self.math.outputs) > 0
-        item = self.scores.known(item_of(launch, index))
+        s, launch, outputs = self.spec, begun.launch, len(self.math.outputs) > 0
+        item = self.scores.known(begun)
         self.chunks.fetch(launch, chunk_at(item, item.first), Int32(0), launch.policies.once)
         rE = self.scalars.loaded(item)
         cute.arch.cp_async_commit_group()
@@ -52,7 +52,7 @@ class Whole(Schedule):
                 whole = self.scores.joined(item, self.merge.of_slots(item))
                 self.chunks.finish(item, item.first, Int32(0), whole)
                 self.scalars.finish(item, rE, whole)
-            self.parts.rescue(launch, index, given_up)
+            self.parts.rescue(launch, item.index, given_up)
         elif const_expr(s.exchange):
             self.parts.conclude(item, mine)
         else:

@@ -18,17 +18,16 @@ from cutlass import Boolean, Int32, const_expr
 from ..common.index import select
 from .chunks import nothing
 from .schedule import Schedule
-from .work import Chunk, Item, Launch, chunk_at, chunk_of, chunks_of, item_of
+from .work import Chunk, Item, chunk_at, chunk_of, chunks_of, item_of
 
 
 class Stream(Schedule):
     """Items in chunks, one after the other."""
 
     @cute.jit
-    def run(self, launch: Launch, index: Int32):
-        """This CTA's items, from `index` on."""
-        s, outputs = self.spec, len(self.math.outputs) > 0
-        begun = item_of(launch, index)
+    def run(self, begun: Item):
+        """This CTA's items, from `begun` on."""
+        s, launch, index, outputs = self.spec, begun.launch, begun.index, len(self.math.outputs) > 0
         for n in cutlass.range_constexpr(s.buffers):
             self.fetch(begun, Int32(n), chunks_of(begun), Int32(n * s.chunk_steps))
         turn, patience, given_up = Int32(0), launch.patience, Int32(0)
