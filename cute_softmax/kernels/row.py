@@ -35,7 +35,7 @@ from .common.copy import (
     read_policy,
     store,
 )
-from .common.early import begins_early, wait_for_stream
+from .common.early import FEW_CTAS, MOST_CTAS, begins_early, wait_for_stream
 from .common.index import dot
 from .maths.maths import RowMath
 from .maths.scores import Given
@@ -109,6 +109,13 @@ class RowKernel:
             use_pdl=begins_early(s, grid),
         )
 
+    @property
+    def located_first(self) -> int:
+        """Of how many CTAs a grid finds its rows before it waits, see `common.early`. With edges, clusters would lack
+        the registers for it: ptxas would wait for their first vectors before it loads the last."""
+        s = self.spec
+        return MOST_CTAS if s.cluster_n == 1 else 0 if s.edges else FEW_CTAS
+
     def precede(self, stream, operands: tuple):
         """What is launched in front of the kernel: nothing."""
 
@@ -121,6 +128,7 @@ class RowKernel:
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, evict_last: Int32, operands: tuple):
         s = self.spec
+        wait_for_stream(s.early, above=self.located_first)
 
         # Coordinates: (row, column) of each of this thread's elements in the CTA's tile, ((V, M), 1, K).
         tidx, _, _ = cute.arch.thread_idx()
@@ -188,7 +196,7 @@ class RowKernel:
         """The tile of a CTA, or of a persistent one every `ctas`-th."""
         s = self.spec
         first = self.rows_of(launch, Int64(cta))
-        wait_for_stream(s.early)
+        wait_for_stream(s.early, upto=self.located_first)
         if const_expr(self.residents):
             self.settle(launch, Int64(cta))
         if const_expr(self.staged):

@@ -7,8 +7,10 @@ each sees what it would see if they ran one after another, and at most two overl
 A grid of more CTAs is launched as usual: the GPU starts 0.81 CTAs per nanosecond that wait and tell it so, and a third
 more at least of others. 310688 x 432, bf16, has 155344 CTAs: 192 us instead of 129 (H200, 2026-11-26).
 
-The wait comes first: behind what could be prepared it costs registers, and a few classes a CTA per SM. Products, whose
-CTAs have an SM's registers divided among them, prepare before it, and each of their roles waits for itself.
+A kernel finds its rows before it waits: 60 instructions fewer stand between the end of what precedes it and its first
+load, which saves few rows 4 to 17% of 1 to 3 us. CTAs of clusters and of columns of which there are more than two for
+each SM wait first all the same: they would take up to 1.2 times as long (H200, 2026-11-27; docs/experiments.md). Each
+role of a product waits for itself.
 """
 
 from collections.abc import Sequence
@@ -21,6 +23,8 @@ from cutlass import Int32, Int64, const_expr
 from .index import select
 
 MOST_CTAS = 2048  # started in 2.5 us
+FEW_CTAS = 256  # two for each SM
+TOLD_CTAS = 512  # four for each SM
 
 
 def begins_early(spec: Any, grid: Sequence[Any]) -> Any:
@@ -31,10 +35,34 @@ def begins_early(spec: Any, grid: Sequence[Any]) -> Any:
 
 
 @cute.jit
-def wait_for_stream(early: cutlass.Constexpr[bool]):
-    """Wait until all that precedes this kernel has ended and its results can be seen; then let the next one begin."""
+def wait_for_stream(
+    early: cutlass.Constexpr[bool],
+    above: cutlass.Constexpr[int] = 0,
+    upto: cutlass.Constexpr[int] = MOST_CTAS,
+    told: cutlass.Constexpr[int] = MOST_CTAS,
+):
+    """Wait until all that precedes this kernel has ended and its results can be seen; then let the next one begin.
+
+    above, upto: of how many CTAs a grid waits here. told: of how many it lets the next one begin; see `let_next_begin`.
+    """
+    if const_expr(early and above < upto):
+        x, y, _ = cute.arch.grid_dim()
+        ctas = Int64(x) * y
+        if (ctas <= upto) if const_expr(above == 0) else (ctas > above) & (ctas <= upto):
+            cute.arch.griddepcontrol_wait()
+            if ctas <= told:
+                cute.arch.griddepcontrol_launch_dependents()
+
+
+@cute.jit
+def let_next_begin(early: cutlass.Constexpr[bool], told: cutlass.Constexpr[int] = TOLD_CTAS):
+    """Let the next kernel begin, if a grid of more CTAs than `told` has waited: before it stores its results.
+
+    Where CTAs of two such kernels do not fit on the SMs together, those of the next one would take what room there is,
+    and then the SMs that are done first: some would have half as many again as others.
+    """
     if const_expr(early):
         x, y, _ = cute.arch.grid_dim()
-        if Int64(x) * y <= MOST_CTAS:
-            cute.arch.griddepcontrol_wait()
+        ctas = Int64(x) * y
+        if (ctas > told) & (ctas <= MOST_CTAS):
             cute.arch.griddepcontrol_launch_dependents()

@@ -28,7 +28,7 @@ from layouts.trace import observe
 
 from ...plan import PanelClass
 from ..common.copy import DTYPES, global_tensors, policy, read_policy
-from ..common.early import begins_early, wait_for_stream
+from ..common.early import FEW_CTAS, begins_early, wait_for_stream
 from ..maths.maths import RowMath
 from .ahead import Ahead
 from .schedule import Whole
@@ -105,6 +105,7 @@ class PanelKernel:
     @cute.kernel
     def kernel(self, numbers: tuple, rest: tuple):
         s = self.spec
+        wait_for_stream(s.early, above=FEW_CTAS)
         ctas, items, length, groups, parts, share, evict_last, patience, chunks, spacing, exchange_bytes = (
             numbers
         )
@@ -185,7 +186,7 @@ class PanelKernel:
             numbers=prologue,
         )
         begun = item_of(launch, item)
-        wait_for_stream(s.early)
+        wait_for_stream(s.early, upto=FEW_CTAS)
         self.schedule.run(begun)
 
     def policies(self, evict_last: Int32) -> Policies:
