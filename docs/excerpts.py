@@ -69,7 +69,7 @@ BLOCKS = {
         ROW,
         "RowKernel.tile",
         ("def tile", "def tile"),
-        ("rows = [row_of", "held = "),
+        ("held = ", "held = "),
         ("maths = [", "self.finish("),
     ),
     "code of held rows": partial(

@@ -22,6 +22,7 @@ from compiled import (
     check_compiled,
     compile_and_read,
     compile_anew,
+    touches_before_it_waits,
 )
 from covering import check_covered, cost_of_class, covering, of_class
 
@@ -65,7 +66,7 @@ STACK = {
         "sm_90a bf16->bf16 256x10x8_cluster16_edges_access1_4",
     ),
     ("softmax", "256x6x8*"): (
-        48,
+        56,
         "four CTAs an SM, faster than three, leave 64 registers, of which 24 are packed row",
         "sm_90a bf16->bf16 256x6x8_edges_access1",
     ),
@@ -342,6 +343,22 @@ def test_readers_of_ptx():
     cp.async.cg.shared.global.L2::cache_hint [%r1], [%rd1], 16, %rd2;
     """
     assert accesses(ptx) == {"ld 16": 1, "ld 8": 1, "ld 2": 1, "st 8": 1, "cp.async 16": 1}
+
+
+def test_reader_of_waits():
+    wait = "setp.gt.u64 %p1, %rd1, 256;\n@%p1 bra $L1;\ngriddepcontrol.wait;\n$L1:\n"
+    again = wait.replace("$L1", "$L2")
+    load = "ld.global.b32 %r1, [%rd1];\n"
+    for text, once, twice in (
+        (wait + load, False, False),
+        (load + wait, True, True),
+        (wait + again + load, False, False),
+        (wait + load + again, False, True),  # some grids wait at the second place, and have loaded before
+    ):
+        kernel = "k(\n)\n{\n" + text + "ret;\n}"
+        assert touches_before_it_waits(kernel) == once and touches_before_it_waits(kernel, True) == twice, (
+            text
+        )
 
 
 def test_each_field_shapes_the_code(compiled, tmp_path, monkeypatch):

@@ -111,10 +111,12 @@ class RowKernel:
 
     @property
     def located_first(self) -> int:
-        """Of how many CTAs a grid finds its rows before it waits, see `common.early`. With edges, clusters would lack
-        the registers for it: ptxas would wait for their first vectors before it loads the last."""
+        """Of how many CTAs a grid finds its rows before it waits, see `common.early`. With edges and several inputs,
+        clusters lack the registers for it: ptxas would wait for the first vectors before it loads the last."""
         s = self.spec
-        return MOST_CTAS if s.cluster_n == 1 else 0 if s.edges else FEW_CTAS
+        if s.cluster_n == 1:
+            return MOST_CTAS
+        return 0 if s.edges and len(self.inputs) > 1 else FEW_CTAS
 
     def precede(self, stream, operands: tuple):
         """What is launched in front of the kernel: nothing."""
@@ -223,12 +225,11 @@ class RowKernel:
     # Partition.
 
     def rows_of(self, launch: Launch, tile: Int64) -> list[Row]:
-        """The rows of this thread in a tile, to be held."""
-        return [self.located(row_of(launch, tile, m)) for m in range(self.spec.rows_per_thread)]
-
-    def located(self, row: Row) -> Row:
-        """A row that knows where its inputs lie."""
-        return replace(row, tXgX=[self.partition(row, i) for i in self.inputs])
+        """The rows of this thread in a tile, with where their inputs lie if that is found before the kernel waits: not
+        those with edges, which need the registers."""
+        rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
+        inputs = self.inputs if self.located_first and not self.spec.edges else []
+        return [replace(row, tXgX=[self.partition(row, i) for i in inputs]) for row in rows]
 
     def partition(self, row: Row, i: int) -> cute.Tensor:
         """tXgX: this thread's part of a row of operand i in global memory, (V, K)."""
@@ -237,6 +238,10 @@ class RowKernel:
         start = global_pointer(mX.dtype, mX.address, dot(row.at, mX.kept) + row.start, align)
         layout = cute.make_layout((s.vector, s.steps), stride=(1, s.threads_per_row * s.vector))
         return cute.make_tensor(start, layout)
+
+    def input(self, row: Row, i: int) -> cute.Tensor:
+        """The partition of an input."""
+        return row.tXgX[i] if row.tXgX else self.partition(row, i)
 
     def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
         """tXsX: this thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to
@@ -376,7 +381,7 @@ class RowKernel:
         ones = {}
         for m in cutlass.range_constexpr(M):
             for i in self.inputs:
-                tXgX = rows[m].tXgX[i]
+                tXgX = self.input(rows[m], i)
                 if const_expr(s.access[i] == 0):
                     ones[i, m] = self.scalars.one(rows[m], i, Int32(0))
                     for k in cutlass.range_constexpr(K):

@@ -106,7 +106,7 @@ class RingKernel(RowKernel):
     def row_of_turn(self, launch: Launch, turns: Turns, turn: Int32) -> Row:
         """The row that is reduced in a turn; before the first one and behind the last one it does not exist."""
         tile = select(turn >= 0, turns.tile(turn), launch.rows)
-        return self.located(row_of(launch, tile, 0, (turn + self.spec.ring) % self.spec.ring))
+        return row_of(launch, tile, 0, (turn + self.spec.ring) % self.spec.ring)
 
     def target(self, row: Row, known: list) -> tuple:
         """`Scalars.target` of a row, if rows have one. known: `of_group`."""

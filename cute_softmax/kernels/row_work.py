@@ -57,7 +57,7 @@ class Row:
     at: its index in each kept mode, the slowest first; inside: whether it exists.
     limit: columns of the body that this CTA holds; seen: those of them that it reads. reach: columns of the row that
     count. start: the column of this thread's first vector. place: which of the places for rows in shared memory it has.
-    tXgX: its part in global memory of each input, of a row that is to be held.
+    tXgX: its part in global memory of each input, where that is known already.
     """
 
     launch: Launch

@@ -123,6 +123,15 @@ class TopkClass(ClassBase):
         )
 
     @property
+    def beside(self) -> int:
+        """CTAs on a multiprocessor that leave room for as many of another kernel: lanes that sort many elements take
+        half as many registers again."""
+        many = self.elements * ITEM_SIZE[self.dtypes[0]] >= 64 and (
+            self.dtypes[0] == "fp32" or self.kept > FEW
+        )
+        return 4 if many else 8
+
+    @property
     def precise(self) -> bool:
         """Whether the result is worth a float32's rounding."""
         return self.dtypes[-1] == "fp32"

@@ -22,9 +22,9 @@ from cutlass import Int32, Int64, const_expr
 
 from .index import select
 
-MOST_CTAS = 2048  # started in 2.5 us
-FEW_CTAS = 256  # two for each SM
-TOLD_CTAS = 512  # four for each SM
+SMS = 128  # of the GPUs that can do it, in round numbers
+MOST_CTAS = 16 * SMS  # started in 2.5 us
+FEW_CTAS = 2 * SMS
 
 
 def begins_early(spec: Any, grid: Sequence[Any]) -> Any:
@@ -55,7 +55,7 @@ def wait_for_stream(
 
 
 @cute.jit
-def let_next_begin(early: cutlass.Constexpr[bool], told: cutlass.Constexpr[int] = TOLD_CTAS):
+def let_next_begin(early: cutlass.Constexpr[bool], told: cutlass.Constexpr[int]):
     """Let the next kernel begin, if a grid of more CTAs than `told` has waited: before it stores its results.
 
     Where CTAs of two such kernels do not fit on the SMs together, those of the next one would take what room there is,

@@ -15,7 +15,7 @@ from layouts.trace import observe
 from ...plan.topk import TopkClass
 from ..common import online
 from ..common.copy import DTYPES, element, in_shared, pack, unpack
-from ..common.early import TOLD_CTAS, begins_early, let_next_begin, wait_for_stream
+from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import MAX, SUM, tree
 from .rows import columns_of, lane_tensor, load_row, store_row
@@ -84,7 +84,7 @@ class TopkBackwardKernel:
             cute.autovec_copy(rG[None, i], self.places(sG, mine, first + cX[i * s.vector]))
         cute.arch.sync_warp()  # a row's lanes are of one warp
 
-        wait_for_stream(s.early, told=TOLD_CTAS)
+        wait_for_stream(s.early)
         turns = (k + s.threads_per_row - 1) // s.threads_per_row
         dot = Float32(0.0)
         if const_expr(s.renormalize):
@@ -119,7 +119,6 @@ class TopkBackwardKernel:
             (dot,) = SUM.lanes((tree(operator.add, products),), s.threads_per_row)
             spread = [a * (g - dot) for a, g in zip(p, spread, strict=True)]
 
-        let_next_begin(s.early)
         rD = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[2])
         pack(iter(spread), cute.make_tensor(rD.iterator, cute.make_layout(s.elements)))
         gD = lane_tensor(s, self.dtypes[2], result, last * columns + first, cX)

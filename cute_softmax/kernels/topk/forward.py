@@ -16,7 +16,7 @@ from ...plan.problem import ALIGNMENT
 from ...plan.topk import TopkClass
 from ..common import online
 from ..common.copy import DTYPES, element, in_global, unpack
-from ..common.early import TOLD_CTAS, begins_early, let_next_begin, wait_for_stream
+from ..common.early import SMS, begins_early, let_next_begin, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import SUM, tree
 from .rows import across_vectors, columns_of, lane_tensor, load_row
@@ -89,7 +89,8 @@ class TopkKernel:
         begin = Int64(smaller(row, rows - 1)) * stride
         gX = lane_tensor(s, self.dtypes[0], x, begin + first, cX)
         rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
-        wait_for_stream(s.early, told=TOLD_CTAS)
+        told = s.beside * SMS
+        wait_for_stream(s.early, told=told)
         load_row(s, gX, rX, first, cX, columns)
 
         # What lies behind the row's end is -inf of a higher index than all that there is, and comes last.
@@ -102,7 +103,7 @@ class TopkKernel:
         else:
             self.exactly(rE, rI, flat, cX, first, lane, k)
 
-        let_next_begin(s.early)
+        let_next_begin(s.early, told)
         # The largest of all is the first one's, of the row's first lane.
         top = rE[0]
         if const_expr(s.threads_per_row > 1):
