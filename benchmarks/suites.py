@@ -320,10 +320,11 @@ SUITES: dict[str, Suite] = {
             "routers-fp32",
             "the largest of float32 logits of experts",
             tuple(
-                Case("topk_softmax", (tokens, experts), "fp32", mode=f"{CHOSEN}{k}{RENORMALIZED}")
+                Case("topk_softmax", (tokens, experts), mode=f"{CHOSEN}{k}{RENORMALIZED}")
                 for (experts, k), tokens in product(_FP32_EXPERTS, _FP32_ROUTED)
             ),
             ("cute_softmax", "copy", "torch", "torch.compile", "quack"),
+            dtype="fp32",
         ),
         Suite(
             "masked",

@@ -48,6 +48,8 @@ def test_suites_are_made_of_known_parts(suite):
         # Inputs, output and the check's copies fit a GPU of 40 GB.
         assert case.traffic < 20e9
     assert {r.suite for r in requirements.REQUIREMENTS} <= set(SUITES)
+    # A type that is always the same is the suite's: that of cases is replaced by the one that is asked for.
+    assert {case.dtype for case in suite.cases} == {"bf16"}
 
 
 def test_another_dtype_is_another_suite_but_for_fixed_ones():
