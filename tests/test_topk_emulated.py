@@ -119,7 +119,7 @@ def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
 
 def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
     """`hard` rows, some of which many elements differ in their last bits alone, so that rough keys do not tell them
-    apart, and one whose largest are all a warp's first lane's."""
+    apart, and two whose largest are all a warp's first lane's, one of them without last bits."""
     generator = torch.Generator().manual_seed(columns)
     last = torch.randint(0, 64, (columns,), generator=generator, dtype=torch.int32)
     near = (last + 0x40000000).view(torch.float32)
@@ -138,6 +138,7 @@ def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
         pairs.flip(-1),
         noise,
         of_lane,
+        of_lane.bfloat16().float(),
     ]
     return torch.cat([torch.stack([row.to(dtype) for row in [*rows, steps, -steps]]), hard(columns, dtype)])
 

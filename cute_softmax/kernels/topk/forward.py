@@ -201,6 +201,8 @@ class TopkKernel:
                 rI[i] = indices[i]
         wrong = [select(u, number, k) for u, number in zip(unsure, places(s, lane), strict=True)]
         start = select(incomplete, Int32(0), reduce(smaller, wrong))
+        if const_expr(s.length < min(s.kept, s.elements)):  # a lane may have forgotten what is chosen
+            lost = lost | incomplete
         return chosen, select(lost, start, k)
 
     @cute.jit
