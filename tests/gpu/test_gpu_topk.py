@@ -159,7 +159,8 @@ def test_ties_and_what_is_no_number(dtype, renormalize):
 @pytest.mark.parametrize("columns", [60, 256, 1024])
 @renormalizing
 def test_what_differs_in_the_last_bits(columns, renormalize):
-    """float32: rows in which all is doubt, one of which a warp has a doubt, and with all that is large in a lane."""
+    """float32: rows in which all is doubt, one of which a warp has a doubt, and with all that is large in a lane, also
+    where nothing has last bits."""
     x = random((20000, columns), torch.float32)
     bits = x.view(torch.int32)
     close = ((bits & 31) | 0x40000000).view(torch.float32)
@@ -167,7 +168,7 @@ def test_what_differs_in_the_last_bits(columns, renormalize):
     steep = x.clone()
     steep[:, ::64] += 50
     steep[:, 1::64] += 50
-    for rows in (close, -close, doubtful, steep, steep[:100], torch.zeros_like(x)):
+    for rows in (close, -close, doubtful, steep, steep.bfloat16().float(), steep[:100], torch.zeros_like(x)):
         for k in (1, 2, 8, 9):
             values, indices = topk_softmax(rows, k, renormalize=renormalize)
             right, order = expected(rows, k, renormalize)
