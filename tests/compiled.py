@@ -17,6 +17,7 @@ from traced import trace, wrong
 
 from cute_softmax.plan import PanelClass, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.topk import TopkClass
 from cute_softmax.runtime.compile import compile_class
 from cute_softmax.runtime.resources import cuobjdump
 from layouts.trace import Value, observing
@@ -81,7 +82,13 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
         function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
     cubin, ptx = folder / "kernel.cubin", function.__ptx__
     on_host = host_code(function)
-    check_launches(ptx, on_host, c.early, isinstance(c, RowClass | PanelClass))
+    check_launches(
+        ptx,
+        on_host,
+        c.early,
+        twice=isinstance(c, RowClass | PanelClass),
+        later=isinstance(c, TopkClass) and c.forward,
+    )
     cubin.write_bytes(function.__cubin__)
     done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
     # Of several kernels the one that takes the most: the others wait, and do no more.
@@ -159,18 +166,17 @@ def touches_before_it_waits(kernel: str, twice: bool = False) -> bool:
     return False
 
 
-def check_launches(ptx: str, body: str, early: bool, twice: bool):
+def check_launches(ptx: str, body: str, early: bool, *, twice: bool, later: bool):
     """Each kernel that may be launched early waits for what precedes it, in all its roles, before it touches global
-    memory; then the next may begin, at once or later. The number of CTAs decides about it, if it is not one. body: see
-    `host_code`; twice: see `touches_before_it_waits`."""
+    memory; then the next may begin. The number of CTAs decides about it, if it is not one. body: see `host_code`;
+    twice: see `touches_before_it_waits`; later: whether the number of CTAs decides when the next may begin, too."""
     from cute_softmax.kernels.common.early import MOST_CTAS
 
     for kernel in ptx.split(".entry ")[1:]:
         name = kernel.split("(")[0]
-        told = " ".join(re.findall(r"griddepcontrol\.(\w+)", kernel))
-        assert re.fullmatch(r"(wait( launch_dependents){1,2} ?)*", told) and bool(told) == early, (
-            f"{name}: {told}"
-        )
+        told = re.findall(r"griddepcontrol\.(\w+)", kernel)
+        once = ["wait", *["launch_dependents"] * (1 + later)]
+        assert told == once * (len(told) // len(once)) and bool(told) == early, name
         assert not early or not touches_before_it_waits(kernel, twice), (
             f"{name} touches memory before it waits"
         )

@@ -12,7 +12,6 @@ from cutlass import Boolean, Int32, Int64, const_expr
 
 from ..plan import RowClass
 from .common import reduce
-from .common.early import wait_for_stream
 from .common.index import select
 from .maths.maths import RowMath
 from .ranks import Ranks, Turns
@@ -56,7 +55,6 @@ class RingKernel(RowKernel):
         becomes of the other row. Of the first and the last turns one of the two does not exist.
         """
         s = self.spec
-        wait_for_stream(s.early, upto=self.located_first)
         launch = replace(launch, rows=Int32(launch.rows))  # launches are of few rows, see `Turns.tile`
         sT = smem.allocate_tensor(Int64, cute.make_layout((1, 1)), byte_alignment=8)
         turns = self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1))

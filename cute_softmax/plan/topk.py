@@ -123,7 +123,7 @@ class TopkClass(ClassBase):
         )
 
     @property
-    def beside(self) -> int:
+    def half_full(self) -> int:
         """CTAs on a multiprocessor that leave room for as many of another kernel: lanes that sort many elements take
         half as many registers again."""
         many = self.elements * ITEM_SIZE[self.dtypes[0]] >= 64 and (

@@ -46,9 +46,8 @@ def wait_for_stream(
     above, upto: of how many CTAs a grid waits here. told: of how many it lets the next one begin; see `let_next_begin`.
     """
     if const_expr(early and above < upto):
-        x, y, _ = cute.arch.grid_dim()
-        ctas = Int64(x) * y
-        if (ctas <= upto) if const_expr(above == 0) else (ctas > above) & (ctas <= upto):
+        ctas = _ctas()
+        if (ctas > above) & (ctas <= upto):
             cute.arch.griddepcontrol_wait()
             if ctas <= told:
                 cute.arch.griddepcontrol_launch_dependents()
@@ -62,7 +61,12 @@ def let_next_begin(early: cutlass.Constexpr[bool], told: cutlass.Constexpr[int])
     and then the SMs that are done first: some would have half as many again as others.
     """
     if const_expr(early):
-        x, y, _ = cute.arch.grid_dim()
-        ctas = Int64(x) * y
+        ctas = _ctas()
         if (ctas > told) & (ctas <= MOST_CTAS):
             cute.arch.griddepcontrol_launch_dependents()
+
+
+def _ctas() -> Int64:
+    """Of this grid."""
+    x, y, _ = cute.arch.grid_dim()
+    return Int64(x) * y

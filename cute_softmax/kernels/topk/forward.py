@@ -89,7 +89,7 @@ class TopkKernel:
         begin = Int64(smaller(row, rows - 1)) * stride
         gX = lane_tensor(s, self.dtypes[0], x, begin + first, cX)
         rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
-        told = s.beside * SMS
+        told = s.half_full * SMS
         wait_for_stream(s.early, told=told)
         load_row(s, gX, rX, first, cX, columns)
 
