@@ -83,7 +83,7 @@ BLOCKS = {
     "code of the end": partial(
         excerpt, ROW, "RowKernel.finish", ("def finish", "thread has kept"), ("for m in", "self.store(")
     ),
-    "code of partitions": partial(excerpt, ROW, "RowKernel.partition"),
+    "code of partitions": partial(excerpt, WORK, "partition"),
     "code of loads": partial(excerpt, ROW, "RowKernel.load"),
     "code of partials": partial(
         excerpt,

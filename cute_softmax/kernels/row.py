@@ -17,7 +17,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 
 from layouts.trace import observe
 
@@ -27,20 +27,29 @@ from .common.copy import (
     DTYPES,
     Fragment,
     Slots,
-    global_pointer,
     global_tensors,
     load,
-    load_async,
     pack,
     read_policy,
     store,
 )
 from .common.early import FEW_CTAS, MOST_CTAS, begins_early, wait_for_stream
-from .common.index import dot
 from .maths.maths import RowMath
 from .maths.scores import Given
 from .row_scalars import Chosen, Edges, Scalars
-from .row_work import Launch, Row, Shared, Vectors, count, following, reads, row_of, share_of, writes
+from .row_staging import Staging
+from .row_work import (
+    Launch,
+    Row,
+    Shared,
+    Vectors,
+    count,
+    partition,
+    reads,
+    row_of,
+    share_of,
+    writes,
+)
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,9 @@ class RowKernel:
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs = range(len(math.inputs))
         self.full = range(len(math.inputs) + len(math.outputs))
-        self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
-        self.residents = [i for i in self.inputs if spec.staging[i] == "resident"]
+        self.staging = Staging(spec, math)
         self.scalars = Scalars(spec, math)
         self.branchless = False  # stores, see `copy.store`
-        # Whether a slot is asked for whether it has a vector: two float32 inputs are slower without (H200, backward of
-        # 128 x 262144: 114 us for 107).
-        self.asks = self.dtypes[: len(math.inputs)] == [Float32, Float32]
-        # What the slots of staged inputs hold: an element, or what is kept of it.
-        self.slots = {i: Float32 if spec.keeps_shared and i == 0 else self.dtypes[i] for i in self.staged}
 
     @cute.jit
     def __call__(
@@ -147,14 +150,7 @@ class RowKernel:
 
         # Shared memory: staged tiles, the reduction buffer, and an mbarrier for each of its stages.
         smem = cutlass.memory.SmemAllocator()
-        tiles = {i: s.smem_of(i) for i in self.staged}
-        sX = {
-            i: smem.allocate_tensor(self.slots[i], cute.make_layout(tile.shape, stride=tile.stride), 16)
-            for i, tile in tiles.items()
-        }
-        tXsX = {i: thr_copy.partition_D(sX[i]) for i in self.staged}
-        if const_expr(self.staged):
-            observe("smem", sX[self.staged[0]])
+        tXsX = self.staging.partitions(smem, thr_copy)
         buffer = None
         barriers = None
         if const_expr(s.exchanges):
@@ -199,13 +195,7 @@ class RowKernel:
         s = self.spec
         first = self.rows_of(launch, Int64(cta))
         wait_for_stream(s.early, upto=self.located_first)
-        if const_expr(self.residents):
-            self.settle(launch, Int64(cta))
-        if const_expr(self.staged):
-            for k in cutlass.range_constexpr(0, s.staged_steps, s.part):
-                self.prefetch(launch, Int64(cta), k, s.part, Int32(0))
-        if const_expr("shared" in s.staging and not self.asks):
-            self.pad(launch, Int64(cta))
+        self.begin(launch, Int64(cta))
         if const_expr(not s.persistent):
             self.tile(first, Int32(0), None)
         else:
@@ -222,6 +212,10 @@ class RowKernel:
                 tile += ctas
                 turn += 1
 
+    def begin(self, launch: Launch, tile: Int64):
+        """Load what shared memory has room for of a CTA's first tile."""
+        self.staging.begin(launch, tile)
+
     # Partition.
 
     def rows_of(self, launch: Launch, tile: Int64) -> list[Row]:
@@ -229,80 +223,11 @@ class RowKernel:
         those with edges, which need the registers."""
         rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
         inputs = self.inputs if self.located_first and not self.spec.edges else []
-        return [replace(row, tXgX=[self.partition(row, i) for i in inputs]) for row in rows]
-
-    def partition(self, row: Row, i: int) -> cute.Tensor:
-        """tXgX: this thread's part of a row of operand i in global memory, (V, K)."""
-        s, mX = self.spec, row.launch.mX[i]
-        align = max(s.accesses[i], 1) * mX.itemsize
-        start = global_pointer(mX.dtype, mX.address, dot(row.at, mX.kept) + row.start, align)
-        layout = cute.make_layout((s.vector, s.steps), stride=(1, s.threads_per_row * s.vector))
-        return cute.make_tensor(start, layout)
+        return [replace(row, tXgX=[partition(row, i) for i in inputs]) for row in rows]
 
     def input(self, row: Row, i: int) -> cute.Tensor:
         """The partition of an input."""
-        return row.tXgX[i] if row.tXgX else self.partition(row, i)
-
-    def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
-        """tXsX: this thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to
-        hold something wider it takes the beginning."""
-        at = (None, row.m), 0, k % self.spec.steps_of(i)
-        slot = row.launch.shared.tXsX[i][at]
-        if self.slots[i] is self.dtypes[i]:
-            return slot
-        return cute.make_tensor(
-            cute.recast_ptr(slot.iterator, dtype=self.dtypes[i]), cute.make_layout(self.spec.vector)
-        )
-
-    @cute.jit
-    def settle(self, launch: Launch, tile: Int64):
-        """Start the asynchronous loads of what is the same for all rows, as one commit group."""
-        row = row_of(launch, tile, 0)
-        for i in self.residents:
-            tXgX = self.partition(row, i)
-            for k in cutlass.range_constexpr(self.spec.steps):
-                # Of another row more may count.
-                if writes(row, k, reads(row, k)):
-                    load_async(tXgX[None, k], self.slot(row, i, k), self.spec.access[i], launch.policy)
-        cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def prefetch(
-        self,
-        launch: Launch,
-        tile: Int64,
-        first: cutlass.Constexpr[int],
-        steps: cutlass.Constexpr[int],
-        place: Int32,
-    ):
-        """Start the asynchronous loads of `steps` vectors from `first` on into this thread's own slots of shared
-        memory, as one commit group. place: see `Row`."""
-        s = self.spec
-        for m in cutlass.range_constexpr(s.rows_per_thread):
-            row = row_of(launch, tile, m, place)
-            for i in [i for i in self.staged if i not in self.residents]:
-                tXgX = self.partition(row, i)
-                for k in cutlass.range_constexpr(first, min(first + steps, s.steps)):
-                    if row.inside & reads(row, k):
-                        load_async(tXgX[None, k], self.slot(row, i, k), s.access[i], launch.policy)
-        cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def pad(self, launch: Launch, tile: Int64, places: cutlass.Constexpr[int] = 1):
-        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are.
-
-        places: for rows in shared memory.
-        """
-        s = self.spec
-        for m in cutlass.range_constexpr(s.rows_per_thread):
-            row = row_of(launch, tile, m)
-            held = [replace(row, place=place) for place in range(places)]
-            if not (row.inside & reads(row, s.steps - 1)):
-                for k in cutlass.range_constexpr(s.steps):
-                    if not (row.inside & reads(row, k)):
-                        for i in [i for i in self.staged if s.staging[i] == "shared"]:
-                            for place in cutlass.range_constexpr(places):
-                                cute.autovec_copy(self.padded(i), self.slot(held[place], i, k))
+        return row.tXgX[i] if row.tXgX else partition(row, i)
 
     @cute.jit
     def tile(self, rows: list[Row], turn: Int32, known: list | None):
@@ -324,8 +249,9 @@ class RowKernel:
         """Load rows, as far as they are not in shared memory. known: see `tile`."""
         vectors = self.load(rows)
         edges = self.scalars.load_edges(rows, vectors.ones)
-        if known is None and self.math.group_inputs:
-            # ptxas moves no load across it: it would wait for what a row has one of before it loads the row.
+        if self.staging.loads_first or (known is None and self.math.group_inputs):
+            # ptxas moves no load across it: it would wait for what a row has one of, or for the first vectors that
+            # meet those in shared memory, before it loads the row.
             cute.arch.sync_warp()
         values = [
             self.values(rows[m], vectors, edges, None if known is None else known[m])
@@ -419,45 +345,12 @@ class RowKernel:
 
     def held(self, row: Row, i: int, k: int, vectors: Vectors, waiting: set) -> cute.Tensor:
         """tXrX: vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""
-        if self.staged and k in waiting:
+        if self.staging.inputs and k in waiting:
             waiting.remove(k)
-            self.arrive(row, k, vectors)
+            self.staging.arrive(row, k, vectors)
         if self.spec.staging[i] in ("direct", "async"):
             return vectors.rX[i][(None, row.m), 0, k]
-        tXrX = self.padded(i)
-        if self.spec.staging[i] == "shared" and not self.asks:
-            cute.autovec_copy(self.slot(row, i, k), tXrX)
-        else:
-            self.from_shared(self.slot(row, i, k), tXrX, vectors.pR[row.m] & vectors.pX[row.m, 0, k])
-        return tXrX
-
-    def padded(self, i: int) -> cute.Tensor:
-        """A vector in registers of what input i counts as where there is nothing."""
-        tXrX = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
-        tXrX.fill(self.dtypes[i](self.math.padding[i]))
-        return tXrX
-
-    @cute.jit
-    def from_shared(self, src: cute.Tensor, dst: cute.Tensor, exists: Boolean):
-        if exists:
-            cute.autovec_copy(src, dst)
-
-    @cute.jit
-    def arrive(self, row: Row, first: cutlass.Constexpr[int], vectors: Vectors):
-        """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
-        s, m = self.spec, row.m
-        parts = -(-s.staged_steps // s.part)
-        cute.arch.cp_async_wait_group(parts - 1 - (0 if const_expr(s.persistent) else first // s.part))
-        for i in self.staged:
-            if const_expr(s.staging[i] == "async"):
-                for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
-                    exists = vectors.pR[m] & vectors.pX[m, 0, k]
-                    self.from_shared(self.slot(row, i, k), vectors.rX[i][(None, m), 0, k], exists)
-        if const_expr(s.persistent):
-            ctas, _, _ = cute.arch.grid_dim()
-            later, coming = following(s, first)
-            tile = row.tile + ctas if const_expr(later > 0) else row.tile
-            self.prefetch(row.launch, tile, coming, s.part, Int32(0))
+        return self.staging.vector(row, i, k, vectors)
 
     @cute.jit
     def reduce(self, shared: Shared, values: list, maths: list[RowMath], turn: Int32) -> tuple[list, list]:
@@ -502,7 +395,7 @@ class RowKernel:
         m = row.m
         for j in cutlass.range_constexpr(len(self.math.outputs)):
             i = len(self.inputs) + j
-            tXgY = self.partition(row, i)
+            tXgY = partition(row, i)
             result = iter(results[j])
             for k in cutlass.range_constexpr(self.spec.steps):
                 tXrY = vectors.rX[i][(None, m), 0, k]

@@ -30,7 +30,6 @@ class RingKernel(RowKernel):
     def __init__(self, spec: RowClass, math: RowMath):
         super().__init__(spec, math)
         self.ranks = Ranks(spec, math)
-        self.asks = spec.edges  # where a thread's vectors differ from row to row
         # With a loss a turn is bound by instructions, and 4% shorter; without, by memory, and 6% longer (two H200).
         self.branchless = self.scalars.marks
 
@@ -42,10 +41,6 @@ class RingKernel(RowKernel):
     def rendezvous(self, operands: tuple):
         _, numbers, _ = self.apart(operands)
         self.ranks.rendezvous(numbers)
-
-    def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
-        """tXsX: this thread's vector k of staged input i in the row's place."""
-        return row.launch.shared.tXsX[i][(None, row.m), 0, k, row.place]
 
     @cute.jit
     def tiles(self, launch: Launch, smem: cutlass.memory.SmemAllocator, cta: Int32, ctas: Int32):
@@ -59,9 +54,9 @@ class RingKernel(RowKernel):
         sT = smem.allocate_tensor(Int64, cute.make_layout((1, 1)), byte_alignment=8)
         turns = self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1))
         for turn in cutlass.range_constexpr(s.ahead):
-            self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
-        if const_expr(not self.asks):
-            self.pad(launch, turns.tile(Int32(0)), s.ring)
+            self.staging.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
+        if const_expr(not self.staging.asks):
+            self.staging.pad(launch, turns.tile(Int32(0)), s.ring)
         first = self.row_of_turn(launch, turns, Int32(0))
         known = self.scalars.of_group(first)
         of_older = self.scalars.loaded(self.row_of_turn(launch, turns, Int32(-s.lag)))
@@ -90,7 +85,7 @@ class RingKernel(RowKernel):
             self.ranks.look(next_older, turns, Boolean(True), ahead)
             whole, chosen = self.apart_from_score(held, whole)
             self.store(older, math.finish(held.values[0], None, whole), held.vectors, held.edges)
-            self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, (turn + s.ahead) % s.ring)
+            self.staging.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, (turn + s.ahead) % s.ring)
             if const_expr(s.lag > 1):
                 self.push(row, turns, turn, own, state, target)
             # One warp's work, which the others do not wait for when they exchange the state of the other row.

@@ -17,7 +17,8 @@ from .common.copy import Fragment, load_async
 from .maths.scores import Given
 from .row import RowKernel
 from .row_scalars import Edges
-from .row_work import Launch, Row, count, reads, row_of, tile_of
+from .row_staging import copy_if
+from .row_work import Launch, Row, count, partition, reads, row_of, tile_of
 
 
 class StreamKernel(RowKernel):
@@ -31,22 +32,16 @@ class StreamKernel(RowKernel):
         return cute.make_tensor((tXsX.iterator + at).align(align), cute.make_layout(self.spec.vector))
 
     @cute.jit
-    def prefetch(
-        self,
-        launch: Launch,
-        tile: Int64,
-        first: cutlass.Constexpr[int],
-        steps: cutlass.Constexpr[int],
-        place: Int32,
-    ):
-        """Start the loads of a tile of a row, the one that its vector `first` begins."""
-        self.fetch(row_of(launch, tile, 0), Int32(first // self.spec.steps))
+    def begin(self, launch: Launch, tile: Int64):
+        """Start the loads of a row's first tiles."""
+        for number in cutlass.range_constexpr(self.spec.stages - 1):
+            self.fetch(row_of(launch, tile, 0), Int32(number))
 
     @cute.jit
     def fetch(self, whole: Row, number: Int32):
         """Start to load this thread's vectors of a tile, those that exist, as one commit group."""
         s, row = self.spec, tile_of(whole, number)
-        tXgX = [self.partition(row, i) for i in self.inputs]
+        tXgX = [partition(row, i) for i in self.inputs]
         for k in cutlass.range_constexpr(s.steps):
             if reads(row, k):
                 for i in self.inputs:
@@ -114,9 +109,9 @@ class StreamKernel(RowKernel):
 
     def held(self, row: Row, i: int, number: Int32, k: int, exists: Boolean | None) -> cute.Tensor:
         """tXrX: vector k of a tile of input i in registers, padding if it is one that does not exist."""
-        tXsX, tXrX = self.place(row, i, number, k), self.padded(i)
+        tXsX, tXrX = self.place(row, i, number, k), self.staging.padded(i)
         if exists is None:
             cute.autovec_copy(tXsX, tXrX)
         else:
-            self.from_shared(tXsX, tXrX, exists)
+            copy_if(exists, tXsX, tXrX)
         return tXrX

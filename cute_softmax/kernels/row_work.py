@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from ..plan import RowClass
-from .common.copy import GlobalTensor
+from .common.copy import GlobalTensor, global_pointer
 from .common.index import at_edges, ceil_div, dot, head_of, of_row, reach_of, select, smaller
 
 
@@ -125,6 +125,15 @@ def tile_of(row: Row, number: Int32) -> Row:
     launch = replace(row.launch, first=row.launch.first + first)
     left = {"limit": row.limit - first, "seen": row.seen - first}
     return replace(row, launch=launch, start=row.start + first, **left)
+
+
+def partition(row: Row, i: int) -> cute.Tensor:
+    """tXgX: this thread's part of a row of operand i in global memory, (V, K)."""
+    s, mX = row.launch.spec, row.launch.mX[i]
+    align = max(s.accesses[i], 1) * mX.itemsize
+    start = global_pointer(mX.dtype, mX.address, dot(row.at, mX.kept) + row.start, align)
+    layout = cute.make_layout((s.vector, s.steps), stride=(1, s.threads_per_row * s.vector))
+    return cute.make_tensor(start, layout)
 
 
 def following(spec: RowClass, k: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from building import build
 from cute_softmax.runtime import launch
 
 HERE = Path(__file__).parent
+MOST_KEPT = 1 << 30  # bytes of the GPU's memory that a process keeps from test to test
 # Why GPU tests cannot run; None where they can.
 MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
 
@@ -52,7 +53,9 @@ def arch() -> str:
 
 @pytest.fixture(autouse=True)
 def clean():
-    """A failed launch must fail its own test, not the next."""
+    """A failed launch must fail its own test, not the next; and what one has freed is there for other processes'."""
     yield
     if not MISSING and checking.DEVICE == "cuda":
         torch.cuda.synchronize()
+        if torch.cuda.memory_reserved() > MOST_KEPT:
+            torch.cuda.empty_cache()

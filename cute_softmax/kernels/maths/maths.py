@@ -8,6 +8,7 @@ A row math has
 - `reductions`: the operators of its stages, in order;
 - `whole`: the operator on the finished stages' states together, which parts of a row are merged with;
 - `keep`: whether converted values stay in registers between the passes over the row;
+- `together`: whether a stage takes an element of every input at once;
 - `maximum_first`: whether the first stage takes the maximum of the first input's elements themselves;
 - `term(stage, elements, carry)`: what an element of the row (of each input) adds to a stage;
 - `result(elements, state)`: what becomes of it;
@@ -46,6 +47,7 @@ class RowMath:
     group_inputs: tuple[str, ...] = ()
     group_outputs: tuple[str, ...] = ()
     keep = False
+    together = False
     maximum_first = False
 
     def for_row(self, values: list) -> "RowMath":
@@ -306,6 +308,7 @@ class SoftmaxBackward(RowMath):
     inputs = ("dy", "y")
     outputs = ("dx",)
     padding = (0.0, 0.0)
+    together = True
 
     def __init__(self, *, keep: bool, total: Scalar = SUM):
         self.keep, self.whole, self.reductions = keep, total, (total,)
@@ -389,6 +392,7 @@ class LogSoftmaxBackward(SoftmaxBackward):
     """
 
     padding = (0.0, -float("inf"))
+    together = False  # of y, exponentials are all that is needed, and last
 
     def __init__(self, *, precise: bool, masked: bool, keep: bool, total: Scalar = SUM):
         super().__init__(keep=keep, total=total)
