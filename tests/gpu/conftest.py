@@ -5,6 +5,8 @@ CUTE_SOFTMAX_TEST_PART=i/n takes every n-th test from the i-th on, so that n pro
 """
 
 import os
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import checking
@@ -12,6 +14,7 @@ import classes
 import pytest
 import torch
 from building import build
+from filelock import FileLock
 
 from cute_softmax.runtime import launch
 
@@ -52,7 +55,15 @@ def arch() -> str:
 
 
 @pytest.fixture(autouse=True)
-def clean():
+def alone(request):
+    """Of the tests that take most of the GPU's memory one runs at a time, of all processes."""
+    large = not MISSING and request.node.get_closest_marker("large")
+    with FileLock(Path(tempfile.gettempdir()) / "cute-softmax-large-tests.lock") if large else nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def clean(alone):
     """A failed launch must fail its own test, not the next; and what one has freed is there for other processes'."""
     yield
     if not MISSING and checking.DEVICE == "cuda":
