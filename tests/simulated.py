@@ -24,7 +24,7 @@ from cute_softmax.dispatch.sharded import kernels as of_shards
 from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan import facts_of
 from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.problem import ITEM_SIZE, Operand
+from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand
 from cute_softmax.plan.prologue import OF_RANKS, OF_SLICES
 from cute_softmax.runtime import launch, private, record
 
@@ -56,7 +56,10 @@ class Launches(list):
         def function(stream, *arguments):
             tensors = []
             for place, operand in zip(found.places, operands, strict=True):
-                assert (arguments[place] - operand.address) % 16 == 0, "planned for another alignment"
+                # What a group has one of is read and written alone.
+                full = any(operand.strides[d] and shape[d] > 1 for d in dims)
+                unit = ALIGNMENT if full else ITEM_SIZE[operand.dtype]
+                assert (arguments[place] - operand.address) % unit == 0, "planned for another alignment"
                 tensors.append(at(arguments[place], shape, operand))
             numbers = [
                 arguments[place] if as_int is int else float_of(arguments[place])

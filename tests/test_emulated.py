@@ -394,6 +394,18 @@ def test_chosen_log_probabilities_have_log_softmaxs_bits(launches):
         assert equal_bits(c.selective_log_softmax(x, index), found)
 
 
+@pytest.mark.parametrize("columns", [1, 300])
+def test_indices_of_a_slice_of_rows(columns, launches):
+    """They begin where no 16 bytes do."""
+    x, index = made((5, columns), fp32), torch.arange(5) * 7 % columns
+    for first in (1, 2):
+        rows, of_rows = x[first:], index[first:]
+        exact = torch.log_softmax(rows.double(), -1).gather(1, of_rows[:, None]).squeeze(1)
+        assert close(c.selective_log_softmax(rows, of_rows), exact)
+        assert close(c.cross_entropy(rows, of_rows, reduction="none"), -exact)
+    assert launches
+
+
 # -- The interpreter ---------------------------------------------------------------------------------------------------
 
 KERNEL = """
