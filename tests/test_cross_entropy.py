@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 
 import checking
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from cute_softmax import cross_entropy, logsumexp, nn
-from cute_softmax.plan import mean
+from cute_softmax.plan import mean, rescale
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.mean import plan_mean
 
@@ -251,6 +252,55 @@ def test_one_visit(monkeypatch, options, upstream):
     assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-6 * upstream)
     for mutant in (grad * 2, grad.roll(1, -1), grad.flip(0)):
         assert not torch.allclose(mutant.double(), right, rtol=1e-5, atol=1e-6 * upstream)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("layout", ["classes second, time first", "all but the last token"])
+def test_one_visit_of_rows_that_do_not_merge(monkeypatch, layout, inplace):
+    simulated.install(monkeypatch)
+    x, target = example((3, 5, 40), dtype=torch.float32), torch.arange(15).view(3, 5) % 40
+    if layout == "all but the last token":
+        x = torch.cat([x, x[:, :1]], 1)
+        logits, target = x[:, :-1].movedim(-1, 1), target
+    else:  # (time, batch, classes) -> (batch, classes, time)
+        logits, target = x.permute(1, 2, 0), target.T
+    behind, wide = x[:, -1].clone(), logits.double().requires_grad_()
+    leaf = logits.detach().requires_grad_()
+    for _ in range(1 if inplace else 2):  # calls that repeat take a shorter way
+        loss = cross_entropy(leaf, target, inplace_backward=inplace)
+        (grad,) = torch.autograd.grad(loss, leaf, torch.tensor(0.5))
+        (right,) = torch.autograd.grad(
+            functional.cross_entropy(wide, target), wide, torch.tensor(0.5).double()
+        )
+        assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-7)
+    if layout == "all but the last token":
+        assert torch.equal(x[:, -1], behind)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "launches"),
+    [
+        ((6, 40), (40, 1), 1),
+        ((6, 40), (48, 1), 1),
+        ((2, 40), (48, 1), 2),  # few lines, and long ones
+        ((2, 3), (48, 1), 1),
+        ((5, 3, 7), (7, 35, 1), 1),
+        ((5, 3, 7), (24, 8, 1), 1),
+        ((5, 3, 7), (30, 8, 1), 5),
+        ((2, 3, 4, 5), (1000, 1, 60, 6), 8),
+        ((4, 1), (5, 9), 1),
+        ((2, 2), (3, 2), 2),
+        ((1, 1), (1, 1), 1),
+    ],
+)
+def test_matrices_cover_a_tensor(monkeypatch, shape, strides, launches):
+    monkeypatch.setattr(rescale, "FEW", 3)
+    monkeypatch.setattr(rescale, "LONG", 4)
+    (lines, columns), pitch, begins = rescale.matrices.__wrapped__(shape, strides)
+    found = [b + i * pitch + j for b in begins for i in range(lines) for j in range(columns)]
+    every = itertools.product(*map(range, shape))
+    assert sorted(found) == sorted(sum(map(operator.mul, at, strides)) for at in every)
+    assert len(begins) == launches
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from .base import ClassBase, PlanBase
 from .hardware import Device
 from .maths import check_counts
-from .problem import ALIGNMENT, ITEM_SIZE, Operand
+from .problem import ALIGNMENT, ITEM_SIZE, Operand, canonical
 
 LINE = 1 << 14  # elements that a CTA takes at a time where a tensor is one stretch of memory
+# Of fewer lines than FEW, those of more than LONG elements are launched one by one: CTAs share what is one stretch.
+FEW, LONG = 128, 1 << 20
 THREADS, CTAS_AN_SM = 256, 8
 
 
@@ -59,8 +63,25 @@ class RescalePlan(PlanBase):
         return self.columns, self.ctas, self.pitch, self.total
 
 
+@lru_cache
+def matrices(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, int], int, tuple[int, ...]]:
+    """What is launched for a tensor of any strides whose elements do not overlap: (lines, elements of a line), how far
+    apart lines begin, and where each launch begins."""
+    modes = canonical(shape, (), [Operand("fp32", strides)]).kept
+    outer, columns = [(m.size, *m.strides) for m in modes], 1
+    if outer and outer[-1][1] == 1:
+        columns, _ = outer.pop()
+    lines, pitch = 1, columns
+    if outer and (outer[-1][0] >= FEW or columns <= LONG):
+        lines, pitch = outer.pop()
+    begins = [0]
+    for size, stride in outer:
+        begins = [begin + i * stride for begin in begins for i in range(size)]
+    return (lines, columns), pitch, tuple(begins)
+
+
 def plan_rescale(shape: tuple[int, int], operands: tuple[Operand, Operand], device: Device) -> RescalePlan:
-    """The plan for a matrix whose rows are contiguous, and a factor.
+    """The plan for one of these `matrices`, and a factor.
 
     Raises NotPlanned for more lines than 32 bits count.
     """

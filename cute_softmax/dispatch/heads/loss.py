@@ -16,7 +16,8 @@ import torch
 
 from ...plan import Prologue
 from ...plan.mean import plan_mean, plan_share, plan_total
-from ...plan.rescale import plan_rescale
+from ...plan.problem import ALIGNMENT, Operand
+from ...plan.rescale import matrices, plan_rescale
 from ...runtime import launch
 from ...runtime.invariance import inside
 from ..common import forms
@@ -292,14 +293,14 @@ known = forms.Forms()
 
 
 def rescale(tensor: Tensor, factor: Tensor) -> None:
-    """Multiply a tensor whose rows are contiguous by a number of its device, in place; 1 leaves it untouched."""
-    rows, device = (
-        tensor.view(1, -1) if tensor.is_contiguous() else tensor.view(-1, tensor.shape[-1]),
-        tensor.get_device(),
-    )
-    operands = launch.operand(rows), launch.operand(factor)
-    (call,) = _calls(device, plan_rescale, tuple(rows.shape), operands)
-    call.on_device(device, tensor.data_ptr(), factor.data_ptr())
+    """Multiply a tensor by a number of its device, in place; 1 leaves it untouched."""
+    device, name, of_factor = tensor.get_device(), launch.DTYPE_NAMES[tensor.dtype], launch.operand(factor)
+    shape, pitch, begins = matrices(tuple(tensor.shape), tensor.stride())
+    for begin in begins:
+        address = tensor.data_ptr() + begin * tensor.itemsize
+        operands = Operand(name, (pitch, 1), address % ALIGNMENT), of_factor
+        (call,) = _calls(device, plan_rescale, shape, operands)
+        call.on_device(device, address, factor.data_ptr())
 
 
 def shares(target: Tensor, ignore_index: int, number: float) -> Tensor:
