@@ -173,6 +173,18 @@ def test_special_values(shape, dim, launches):
     assert close(c.logsumexp(x, dim), torch.logsumexp(x.double(), dim))
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shared", [0, 1])
+def test_scores_of_expanded_elements(shared, dim, launches):
+    """What lies beside them has strides of its own."""
+    x = made((50, 6), fp32).narrow(shared, 0, 1).expand(50, 6)
+    beside = {"bias": made((6, 50), fp32, 1).T, "mask": (made((6, 50), fp32, 2) < 2).T}
+    for name, tensor in beside.items():
+        scores = x.double() + tensor if name == "bias" else x.double().masked_fill(~tensor, -INF)
+        assert close(c.log_softmax(x, dim, **{name: tensor}), torch.log_softmax(scores, dim))
+    assert launches
+
+
 def test_views_and_results_in_place(launches):
     storage = made((30, 400), bf16)
     before = storage.clone()

@@ -179,9 +179,17 @@ def test_neighbours_that_lie_apart_are_copied_first():
     # An element at a time, of all.
     apart = dict.fromkeys(("x", "y"), (4096 * 2, 2))
     assert not plan_of("softmax", mask, shape, strides={**apart, "mask": (1, 64)}).laid_out
+    # Beside elements that are expanded, or overlap, those of the result say which are neighbours.
+    for x in ((0, 1), (1, 1)):
+        for dims in ((0,), (1,)):
+            made = plan_of("softmax", mask, shape, dims, strides={"x": x, "mask": (1, 64)})
+            assert made.laid_out == (1,) and made.laid_strides == ((4096, 1),)
     # More modes than kernels have, for the mask alone.
     shape = (2,) * 7 + (64,)
     made = plan_of("softmax", mask, shape, beside={"mask": (2, 1) * 3 + (2, 64)})
+    assert made.laid_out == (1,) and made.laid_strides == (strides_of(shape, shape),)
+    one = {"x": (0, *strides_of(shape, shape)[1:])}
+    made = plan_of("softmax", mask, shape, beside={"mask": (2, 1) * 3 + (2, 64)}, strides=one)
     assert made.laid_out == (1,) and made.laid_strides == (strides_of(shape, shape),)
 
 

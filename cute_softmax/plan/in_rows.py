@@ -60,20 +60,21 @@ def laid_out(
     return tuple(found), tuple(copied)
 
 
-def beside_strides(shape: Sequence[int], elements: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+def beside_strides(shape: Sequence[int], steps: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """Strides of a bias or a mask whose neighbours lie next to each other where those of the elements do.
 
-    elements, strides: those of the elements and of the tensor now; where it is broadcast it stays so.
+    steps: how far apart neighbours of each dimension lie in the main operand where they lie furthest: another may be
+        expanded. strides: of the tensor now; where it is broadcast it stays so.
     """
-    nearest = min((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: abs(elements[d]))
+    nearest = min((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: steps[d])
     return rows_strides(shape, (nearest,), strides)
 
 
-def whole_strides(shape: Sequence[int], elements: Sequence[int], dims: Sequence[int] = ()) -> tuple[int, ...]:
-    """Strides of a dense tensor whose dimensions lie in the order of the elements'; 0 in `dims`."""
-    order = sorted((d for d in range(len(shape)) if d not in dims), key=lambda d: abs(elements[d]))
-    steps = accumulate((max(shape[d], 1) for d in order), int.__mul__, initial=1)
-    found = dict(zip(order, steps, strict=False))
+def whole_strides(shape: Sequence[int], steps: Sequence[int], dims: Sequence[int] = ()) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions lie in the order of these steps; 0 in `dims`."""
+    order = sorted((d for d in range(len(shape)) if d not in dims), key=lambda d: steps[d])
+    dense = accumulate((max(shape[d], 1) for d in order), int.__mul__, initial=1)
+    found = dict(zip(order, dense, strict=False))
     return tuple(found.get(d, 0) for d in range(len(shape)))
 
 
@@ -91,15 +92,16 @@ def beside_laid_out(
     or factors, are broadcast in so many ways that there are too many modes, they are whole tensors instead.
     order, problem: which operand is each of the plan's, and the problem with the operands as they are.
     """
-    elements, found = operands[0].strides, list(operands)
+    main, found = [operands[order[i]].strides for i in facts.main], list(operands)
+    apart = [max(abs(strides[d]) for strides in main) for d in range(len(shape))]
     copied = [order[i] for i in spread(problem, facts)]
     for i in copied:
-        found[i] = Operand(found[i].dtype, beside_strides(shape, elements, found[i].strides))
+        found[i] = Operand(found[i].dtype, beside_strides(shape, apart, found[i].strides))
     if max(len(problem.kept), len(problem.reduced)) > MODES[-1]:
         groups = [order[facts.full + j] for j in range(len(facts.group_inputs))]
         copied = [*(order[i] for i in facts.beside), *groups]
         for i in copied:
-            strides = whole_strides(shape, elements, dims if i in groups else ())
+            strides = whole_strides(shape, apart, dims if i in groups else ())
             found[i] = Operand(found[i].dtype, strides)
     return tuple(found), tuple(sorted(copied))
 
