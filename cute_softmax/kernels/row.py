@@ -8,8 +8,8 @@ tail of fewer than V scalars; the first threads of the row take the scalars, one
 
 Names: mX a tensor in global memory, gX a part of it, cX coordinates in the CTA's tile, sX shared memory, rX
 registers, pX predicates over columns and pR over rows; gE, rE and pE the same for the scalars at a row's edges; tXgX is
-gX partitioned by X's tiled copy, tXsX and tXcX likewise. `row_work` has the coordinates and predicates, `row_scalars`
-what is loaded and stored by the element.
+gX partitioned by X's tiled copy, tXsX and tXcX likewise. `row_work` has the coordinates and predicates, `row_staging`
+what comes through shared memory, `row_scalars` what is loaded and stored by the element.
 """
 
 from dataclasses import dataclass, replace
