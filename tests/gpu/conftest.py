@@ -20,6 +20,7 @@ from cute_softmax.runtime import launch
 
 HERE = Path(__file__).parent
 MOST_KEPT = 1 << 30  # bytes of the GPU's memory that a process keeps from test to test
+SHARED = "PYTEST_XDIST_WORKER" in os.environ or "CUTE_SOFTMAX_TEST_PART" in os.environ
 # Why GPU tests cannot run; None where they can.
 MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
 
@@ -30,6 +31,8 @@ def pytest_collection_modifyitems(items):
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.gpu)
+        if SHARED and item.get_closest_marker("timed"):
+            item.add_marker(pytest.mark.skip(reason="other tests use the GPU: pytest -m timed tests/gpu"))
     if MISSING and ours:
         ours[0].add_marker(pytest.mark.skip(reason=f"{len(ours)} GPU tests: {MISSING}"))
         others = {*ours[1:]}

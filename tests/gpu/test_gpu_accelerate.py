@@ -245,6 +245,7 @@ def seconds(call, times: int) -> float:
     return sorted(runs)[2]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("way", step.WAYS[1:])
 def test_a_model_with_eager_attention(capsys, way):
     """Every softmax of an unmodified model is ours; its loss stays, and a step takes less time."""
@@ -273,6 +274,7 @@ def test_a_model_with_eager_attention(capsys, way):
     assert fast < plain
 
 
+@pytest.mark.timed
 def test_host_time(capsys):
     """What a call through torch's dispatcher costs the host."""
     x = random((64, 64), torch.bfloat16)

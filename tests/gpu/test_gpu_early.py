@@ -33,6 +33,7 @@ print("wrong", wrong)
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("mutant", [False, True])
 def test_what_precedes_has_ended(mutant, tmp_path):
     environment = os.environ | {"CUTE_SOFTMAX_CACHE_DIR": str(tmp_path)}
