@@ -57,7 +57,7 @@ class Launches(list):
             tensors = []
             for place, operand in zip(found.places, operands, strict=True):
                 # What a group has one of is read and written alone.
-                full = any(operand.strides[d] and shape[d] > 1 for d in dims)
+                full = any(shape[d] > 1 and operand.strides[d] for d in dims if shape)
                 unit = ALIGNMENT if full else ITEM_SIZE[operand.dtype]
                 assert (arguments[place] - operand.address) % unit == 0, "planned for another alignment"
                 tensors.append(at(arguments[place], shape, operand))
