@@ -36,5 +36,10 @@ def check(form: Form) -> float:
     operands = [t if form.rows else t.t() for t in (source, result)]
     seconds = timed(lambda: function_of(form)(*operands))
     received(x, source, written=False)
-    check_softmax(received(y, result), values, 1 if form.rows else 0, rungs.factor(form.rung, values.dtype))
+    check_softmax(
+        received(y, result),
+        values,
+        1 if form.rows else 0,
+        rungs.factor(form.rung, values.dtype, values.shape[-1]),
+    )
     return seconds
