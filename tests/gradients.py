@@ -3,8 +3,9 @@
 An element may be off by `FACTOR` times the largest error of torch's own gradients on the same input, in the call's
 dtypes. That can be nothing by luck, or where gradients cancel: half a unit in the last place of the largest element is
 always allowed, and sums of float32 may be off by `SUMS` of what they sum. The exponentials that dV is summed from are
-rounded, and so is the result that delta is: that is worth `ROUNDED` of these products (the root of their squares). A
-bias of many scores has all that of each of their gradients. Where the oracle is NaN the result is, and nowhere else.
+rounded, and so is the result that delta is, and the exponentials of which that was a sum: that is worth `ROUNDED` of
+these products (the root of their squares). A bias of many scores has all that of each of their gradients. Where the
+oracle is NaN the result is, and nowhere else.
 """
 
 from __future__ import annotations
@@ -91,9 +92,10 @@ class Call:
     def check(self, found: Gradients, factor: float = FACTOR):
         """Raise AssertionError where a gradient is further from the oracle than torch's own allows."""
         (exact, result, lse), own = self.torch(torch.float64), self.torch()[0]
-        products = (self.grad.double() * result).nan_to_num(0.0).norm(dim=-1, keepdim=True)
-        delta = ROUNDED * torch.finfo(self.values.dtype).eps * products
         exponentials = self._exponentials(torch.float64)[0].nan_to_num(0.0)
+        products = (self.grad.double() * result).nan_to_num(0.0).norm(dim=-1, keepdim=True)
+        shares = (exponentials * (self.grad.double() @ self.values.double().mT)).norm(dim=-1, keepdim=True)
+        delta = ROUNDED * torch.finfo(self.values.dtype).eps * products.hypot(shares)
         sums = SUMS * self.grad.double().norm(dim=-1).max() * self.values.double().norm(dim=-1).max()
         for name in Gradients._fields:
             got, right, theirs = (getattr(g, name) for g in (found, exact, own))

@@ -164,6 +164,7 @@ def test_columns_in_place(shape, dim, dtype):
     check_softmax(both, x, (dim,))
 
 
+@pytest.mark.timed
 @dtypes
 def test_columns_in_place_one_cta_after_the_other(dtype):
     """Each CTA begins when the one before has written: panels that overlap, which the Plan avoids, would be wrong."""

@@ -117,7 +117,8 @@ def test_expanded_rows(dtype):
         out = Guarded(x.shape, x.dtype, offset=1)
         softmax(x, out=out.tensor)
         out.check()
-        assert equal_bits(softmax(x.clone()), y) and equal_bits(y[:1].expand(37, columns), y)
+        check_softmax(softmax(x.clone()), x)  # another Plan, which may add up in another order
+        assert equal_bits(y[:1].expand(37, columns), y)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
