@@ -1,7 +1,8 @@
 """GPU tests: marked `gpu`, and kernels are built in parallel. Without a CUDA device they are collected, and one that
 says why and how many there are is skipped for all of them.
 
-CUTE_SOFTMAX_TEST_PART=i/n takes every n-th test from the i-th on, so that n processes share a GPU.
+``-n 16`` lets 16 processes share the GPUs, which they take in turn. CUTE_SOFTMAX_TEST_DONE=FILE leaves out the tests
+that the file names and adds those that pass: a run that was cut goes on.
 """
 
 import os
@@ -20,23 +21,41 @@ from cute_softmax.runtime import launch
 
 HERE = Path(__file__).parent
 MOST_KEPT = 1 << 30  # bytes of the GPU's memory that a process keeps from test to test
-SHARED = "PYTEST_XDIST_WORKER" in os.environ or "CUTE_SOFTMAX_TEST_PART" in os.environ
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
+DONE = os.environ.get("CUTE_SOFTMAX_TEST_DONE")
+if WORKER and torch.cuda.device_count() > 1:
+    # Before CUDA is asked for anything: each sees all GPUs, its own one first.
+    every = ",".join(map(str, range(torch.cuda.device_count())))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+    first = int(WORKER.removeprefix("gw")) % len(gpus)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+unsettled: set[str] = set()  # tests that have failed or were skipped
 # Why GPU tests cannot run; None where they can.
 MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
 
 
 def pytest_collection_modifyitems(items):
-    part, parts = map(int, os.environ.get("CUTE_SOFTMAX_TEST_PART", "0/1").split("/"))
-    items[:] = [item for i, item in enumerate(items) if i % parts == part or HERE not in item.path.parents]
+    done = set(Path(DONE).read_text().splitlines()) if DONE and Path(DONE).exists() else ()
+    items[:] = [item for item in items if item.nodeid not in done]
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.gpu)
-        if SHARED and item.get_closest_marker("timed"):
+        if WORKER and item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.skip(reason="other tests use the GPU: pytest -m timed tests/gpu"))
     if MISSING and ours:
         ours[0].add_marker(pytest.mark.skip(reason=f"{len(ours)} GPU tests: {MISSING}"))
         others = {*ours[1:]}
         items[:] = [item for item in items if item not in others]
+
+
+def pytest_runtest_logreport(report):
+    """Note a test that has passed. Of processes side by side the one that gives them work hears of all."""
+    if DONE and not WORKER:
+        if report.failed or report.skipped:
+            unsettled.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in unsettled:
+            with open(DONE, "a") as file:
+                file.write(report.nodeid + "\n")
 
 
 def architecture() -> str:
