@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import emulated_products as products
 import simulated
 import torch
 from compiled import compile_and_read
 from ptx import Grid, Memory, Program, parse
 
+from cute_softmax.dispatch.matmul import kernels
 from cute_softmax.runtime import launch
 
 # By movement, which of a launch's numbers the kernel does not take: how many CTAs, or rows, there are.
@@ -17,11 +19,13 @@ COUNTED = {"row": 2, "stream": 2, "short": 3, "topk": 3, "topk_long": 0, "rescal
 
 
 class Emulated(simulated.Launches):
-    """As simulated, but that kernels run; what was launched has its plan, too. Products and their gradients are left.
+    """As simulated, but that kernels run; what was launched has its plan, too.
 
-    folder: of compiled classes. seed: of which warps run before others, or None. residue: see `Grid`.
+    instruction: of products. folder: of compiled classes. seed: of which warps run before others, or None.
+    residue: see `Grid`.
     """
 
+    instruction: str = "wgmma"
     seed: int | None = None
     residue: int = 0x7F
 
@@ -32,6 +36,15 @@ class Emulated(simulated.Launches):
 
     def call(self, *asked):
         return self.emulated(super().call(*asked))
+
+    def product(self, *asked):
+        return self.emulated(super().product(*asked))
+
+    def gradients(self, *form):
+        made = super().gradients(*form)
+        self.emulated(made.first)
+        self.emulated(made.second)
+        return made
 
     def choice(self, *asked):
         return self.emulated(super().choice(*asked))
@@ -53,6 +66,7 @@ class Emulated(simulated.Launches):
 
         def function(stream, *arguments):
             places = [(arguments[found.scratch], found.plan.scratch)] if found.plan.scratch else []
+            places += products.left_behind(found, arguments)
 
             def copied(address, shape, operand):
                 tensor = simulated_at(address, shape, operand)
@@ -62,22 +76,28 @@ class Emulated(simulated.Launches):
             with self.monkeypatch.context() as patched:
                 patched.setattr(simulated, "at", copied)
                 simulation(stream, *arguments)
-            self[-1].plan = found.plan
+            if self:
+                self[-1].plan = found.plan
             self.run(found.plan, arguments, places)
 
         found.function = function
         return found
 
-    def program(self, c) -> tuple[Program, int]:
-        """What a class compiles to, and the bytes of shared memory that a launch asks for."""
-        if c not in self.programs:
+    def program(self, c, kernel: str = "") -> tuple[Program, int]:
+        """What a class compiles to, and the bytes of shared memory that a launch asks for. kernel: in its name."""
+        if (c, kernel) not in self.programs:
             found = compile_and_read(c, self.folder, self.monkeypatch)
-            self.programs[c] = parse(found.ptx), found.shared
-        return self.programs[c]
+            self.programs[c, kernel] = parse(found.ptx, kernel), found.shared
+        return self.programs[c, kernel]
 
     def run(self, plan, arguments: Sequence[int], places: Iterable[tuple[int, int]]):
         """places: (address, bytes) of all that the launch may touch."""
         c, numbers = plan.kernel, list(arguments)
+        if c.movement.startswith("matmul"):
+            for kernel, grid, parameters in products.launches_of(plan, numbers):
+                cluster = 1 if kernel == "Merge" else getattr(c, "cluster", 1)
+                self.run_kernel(c, kernel, places, (grid, (cluster, 1)), parameters)
+            return
         if c.movement in COUNTED:
             del numbers[COUNTED[c.movement]]
         ctas, cluster = getattr(plan, "ctas", 1), getattr(c, "cluster_n", 1)
@@ -86,8 +106,11 @@ class Emulated(simulated.Launches):
             if c.movement in ("row", "stream")
             else ((ctas * cluster, 1), (cluster, 1))
         )
-        program, shared = self.program(c)
-        Grid(program, Memory(places), *shapes, shared, self.seed, residue=self.residue).run(numbers)
+        self.run_kernel(c, "", places, shapes, numbers)
+
+    def run_kernel(self, c, name: str, places: Iterable[tuple[int, int]], shapes, parameters: list):
+        program, shared = self.program(c, name)
+        Grid(program, Memory(places), *shapes, shared, self.seed, residue=self.residue).run(parameters)
 
 
 simulated_at = simulated.at
@@ -107,5 +130,6 @@ def install(monkeypatch, folder: Path) -> Emulated:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and their kernels run here."""
     launches = Emulated(folder, monkeypatch)
     simulated.install(monkeypatch, launches)
+    monkeypatch.setattr(kernels, "_instruction", lambda tensor: launches.instruction)
     monkeypatch.setattr(launch, "torch", _Torch())
     return launches

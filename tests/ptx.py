@@ -12,19 +12,20 @@ import ctypes
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 
 import numpy as np
-import torch
+from ptx_numbers import BITS, NUMBERS, listed, literal, raw, rounded, typed, wider, width
+from ptx_tensors import Tensors
 
 WARP = 32
 WAIT = 64  # steps that a thread rests that asks whether something has come
-TOGETHER = {"shfl", "redux", "vote", "elect"}  # of all lanes of a warp
+TOGETHER = {"shfl", "redux", "vote", "elect"}  # of the lanes of a warp that a mask names
+MATRICES = {"ldmatrix", "stmatrix", "mma", "wgmma"}  # of all of them
 TURN = 24  # steps that some warps run before others
 BLOCK = 16  # bytes
 BARRIERS = 16  # of a CTA
 RANK = 24  # bit from which on an address of shared memory names a CTA of the cluster, counted from 1
-BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ class Barrier:
             self.stores.clear()
 
 
-class Grid:
+class Grid(Tensors):
     """One launch.
 
     grid, cluster: CTAs along x and y; shared: bytes of dynamic shared memory of a CTA; seed: of which warps run when.
@@ -236,10 +237,11 @@ class Grid:
         self.cluster_waited = np.zeros(T, np.int64)
         self.committed = np.zeros(T, np.int64)  # groups of copies
         self.copies: list[tuple] = []  # (threads, their groups, places, data) on their way
+        self.begin_tensors()
         self.step = 0
 
     def run(self, *parameters: Sequence[int], most: int = 2_000_000) -> None:
-        """Until every thread has returned. parameters: of each launch, the bits of each as one number."""
+        """Until every thread has returned. parameters: of each launch, of each the bits as one number, or a TensorMap."""
         self.parameters = parameters
         code, labels, chosen = self.program.code, self.program.labels, np.ones(self.warp[-1] + 1, bool)
         while not self.done.all():
@@ -269,7 +271,7 @@ class Grid:
             if instruction.guard:
                 idx = idx[self.predicate(instruction.guard, idx)]
             kind = instruction.parts[0]
-            if kind in TOGETHER and instruction.operands[-1] == "-1":
+            if kind in MATRICES or (kind in TOGETHER and instruction.operands[-1] == "-1"):
                 idx = self.whole_warps(idx, at)
             if not len(idx):
                 continue
@@ -279,6 +281,7 @@ class Grid:
                 self.done[idx] = True
             else:
                 self.execute(instruction, idx)
+        self.end_tensors()
 
     def run_alone(self, idx: np.ndarray, at: int, others: np.ndarray, resting: np.ndarray) -> None:
         """Threads' instructions from one on that no other thread has to do with, a step each: as far as no others meet
@@ -334,6 +337,8 @@ class Grid:
             return np.zeros(len(idx), kind)
         if name in self.registers:
             return self.registers[name][idx].astype(kind, copy=False)  # of wider ones the lower bits
+        if "_param_" in name:  # where it lies, of which only its number counts
+            return np.full(len(idx), int(name.rpartition("_")[2]), kind)
         number = literal(name)
         if number is None:  # a register that nobody has written: what is made of it counts for nothing
             number = 0xA5A5A5A5A5A5A5A5
@@ -629,6 +634,9 @@ class Grid:
             self.barriers[key].settle()
 
     def _cp(self, i, idx):
+        if "bulk" in i.parts:
+            self.copy_bulk(i, idx)
+            return
         if "commit_group" in i.parts:
             self.committed[idx] += 1
             return
@@ -838,75 +846,8 @@ COMPARE = {
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
 COMPARE |= {name + "u": COMPARE[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-NUMBERS = {
-    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
-    "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "f32": np.float32, "f64": np.float64, "f16": np.float16,
-    "bf16": np.float32, "u8": np.uint8, "s8": np.int8, "b8": np.uint8,
-}  # fmt: skip
 
 
 def space_of(instruction: Instruction) -> str:
     """The memory that is named."""
     return next((s for s in ("shared", "local") if any(p.startswith(s) for p in instruction.parts)), "global")
-
-
-@cache
-def literal(operand: str) -> int | None:
-    """The bits of a number; None of a register."""
-    if operand[0] == "%":
-        return None
-    if found := re.fullmatch(r"0[fFdD]([0-9A-Fa-f]+)", operand):
-        return int(found[1], 16)
-    if re.fullmatch(r"-?\d+\.\d+", operand):
-        return int(np.float32(operand).view(np.uint32))
-    return int(operand.rstrip("U"), 0)
-
-
-@cache
-def width(kind: str) -> int:
-    """Bits of a type."""
-    digits = re.search(r"(\d+)(x2)?$", kind)
-    return int(digits[1]) * (2 if digits[2] else 1)
-
-
-def wider(kind: str) -> type:
-    """What holds a product of two numbers of a type."""
-    return np.int64 if kind[0] == "s" else np.uint64
-
-
-def listed(operand: str) -> list[str]:
-    """The registers of a vector, or the one that there is."""
-    return [name.strip() for name in operand.strip("{}").split(",")]
-
-
-def typed(value: np.ndarray, kind: str) -> np.ndarray:
-    """Raw bits as numbers. Pairs of 16-bit floats are (thread, 2) of float32."""
-    if kind == "bf16":
-        return (value.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if kind == "bf16x2":
-        return (np.stack([value << np.uint32(16), value & np.uint32(0xFFFF0000)], 1)).view(np.float32)
-    if kind == "f16x2":
-        return value.reshape(-1, 1).view(np.float16).astype(np.float32)
-    return value.astype(BITS[width(kind)], copy=False).view(NUMBERS[kind])
-
-
-def raw(value: np.ndarray, kind: str) -> np.ndarray:
-    """The opposite; of what is no number the one that GPUs have for it."""
-    if kind == "bf16":
-        return rounded(value.astype(np.float32), "bf16")
-    if kind in ("bf16x2", "f16x2"):
-        halves = rounded(value, kind[:-2]).astype(np.uint32)
-        return halves[:, 0] | halves[:, 1] << np.uint32(16)
-    bits = np.ascontiguousarray(value, NUMBERS[kind]).view(BITS[width(kind)])
-    return np.where(np.isnan(value), np.uint32(0x7FFFFFFF), bits) if kind == "f32" else bits
-
-
-def rounded(value: np.ndarray, kind: str) -> np.ndarray:
-    """float32 to the nearest 16-bit floats, as bits."""
-    if kind == "f16":
-        with np.errstate(all="ignore"):
-            halves = value.astype(np.float16).view(np.uint16)
-    else:
-        halves = torch.from_numpy(np.ascontiguousarray(value, np.float32)).to(torch.bfloat16)
-        halves = halves.view(torch.int16).numpy().view(np.uint16)
-    return np.where(np.isnan(value), np.uint16(0x7FFF), halves)
