@@ -30,7 +30,7 @@ def left_behind(call: launch.Call, arguments: Sequence[int]) -> list[tuple[int, 
     return []
 
 
-def launches_of(plan, numbers: Sequence[int]) -> Iterator[tuple[str, int | tuple[int, int], list]]:
+def launches_of(plan, numbers: Sequence[int]) -> Iterator[tuple[str, tuple[int, int], list]]:
     """(what the kernel's name says, its grid, its parameters) of each kernel of a launch of these numbers."""
     kernels = {"matmul": forward, "matmul_delta": delta, "matmul_backward": backward}[plan.kernel.movement]
     for kernel, grid, given in kernels(plan.kernel, *numbers):
@@ -47,18 +47,13 @@ def forward(c, rows, columns, depth, batch_0, batch_1, batch_2, ctas, parts, ste
     )
     if tma:
         kind, other = c.dtypes[:2]
-        of_S = [matrix(kind, S, (columns, rows, *batch), (ROW // ITEM_SIZE[kind], c.rows), ones=True)]
+        whole, tile = [(S, (columns, rows, *batch))], (ROW // ITEM_SIZE[kind], c.rows)
         if c.lines:
-            of_S = [
-                matrix(kind, *of_lines, (LINE_N, c.rows // LINES), ones=True)
-                for of_lines in eighths(S, all_rows, columns, batch)
-            ]
+            whole, tile = eighths(S, all_rows, columns, batch), (LINE_N, c.rows // LINES)
+        of_S = [matrix(kind, *of_lines, tile, ones=True) for of_lines in whole]
         of_V = matrix(other, V, (depth, columns, *batch), (ROW // ITEM_SIZE[other], TILE_N), ones=True)
-        yield (
-            "MatmulKernel",
-            (ctas, 1),
-            ([across(one) for one in of_S], (of_V, packed(of_V.sizes)), NO_FIELDS, call),
-        )
+        maps = [across(one) for one in of_S], (of_V, packed(of_V.sizes))
+        yield "MatmulKernel", (ctas, 1), (maps, NO_FIELDS, call)
     else:
         yield "MmaKernel", (ctas, 1), call
     if c.split:
@@ -83,15 +78,12 @@ def matrix(
 ) -> TensorMap:
     """The map of a matrix with batch modes. ones: those without a stride have one element."""
     address, *strides = operand
-    item, width, sizes = ITEM_SIZE[dtype], sizes[0], [*sizes[1:]]
+    item, (width, rows, *batch) = ITEM_SIZE[dtype], sizes
     if ones:
-        sizes = [
-            sizes[0],
-            *(1 if stride == 0 else n for n, stride in zip(sizes[1:], strides[1:], strict=True)),
-        ]
-    swizzle = item * box[0] == ROW
-    strides = tuple(item * (stride or 8) if ones else item * stride for stride in strides)
-    return TensorMap(address, item, (width, *sizes), strides, (*box, 1, 1, 1), swizzle)
+        batch = [n if stride else 1 for n, stride in zip(batch, strides[1:], strict=True)]
+        strides = [stride or 8 for stride in strides]
+    strides = tuple(item * stride for stride in strides)
+    return TensorMap(address, item, (width, rows, *batch), strides, (*box, 1, 1, 1), item * box[0] == ROW)
 
 
 def across(tensor_map: TensorMap) -> tuple[TensorMap, int]:

@@ -241,7 +241,8 @@ class Grid(Tensors):
         self.step = 0
 
     def run(self, *parameters: Sequence[int], most: int = 2_000_000) -> None:
-        """Until every thread has returned. parameters: of each launch, of each the bits as one number, or a TensorMap."""
+        """Until every thread has returned. parameters: of each launch, each as the number that its bits are, or as a
+        TensorMap."""
         self.parameters = parameters
         code, labels, chosen = self.program.code, self.program.labels, np.ones(self.warp[-1] + 1, bool)
         while not self.done.all():
@@ -409,8 +410,8 @@ class Grid(Tensors):
 
     def _fma(self, i, idx):
         kind = i.parts[-1]
-        a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, kind))
         with np.errstate(all="ignore"):
+            a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, kind))
             self.result(i, idx, (a * b + c).astype(np.float32), kind)
 
     def _div(self, i, idx):

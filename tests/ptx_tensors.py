@@ -35,6 +35,10 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: bool = False
 
+    def __post_init__(self):
+        if any(n % 16 for n in (self.address, *self.strides)) or max(self.box) > 256 or min(self.sizes) < 1:
+            raise ValueError(f"there is no such map: {self}")
+
     @property
     def bytes(self) -> int:
         return self.item * int(np.prod(self.box))

@@ -1,7 +1,4 @@
-"""Compiled kernels, run on the CPU by their PTX (`ptx`): right beside float64, and nothing else is touched.
-
-Products and their gradients are simulated here; the GPU tests run all.
-"""
+"""Compiled kernels, run on the CPU by their PTX (`ptx`): right beside float64, and nothing else is touched."""
 
 from __future__ import annotations
 
