@@ -106,7 +106,8 @@ def test_the_key_covers_cpu_cuda_and_environment(monkeypatch, fresh_fingerprint)
         return cache.fingerprint()
 
     before = fingerprint()
-    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")  # a field of the plan
+    for name in cache.NO_CODE:
+        monkeypatch.setenv(name, "/other")
     monkeypatch.setenv("HOSTNAME", "other")
     assert fingerprint() == before
     monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")

@@ -261,7 +261,7 @@ def test_one_visit_of_rows_that_do_not_merge(monkeypatch, layout, inplace):
     x, target = example((3, 5, 40), dtype=torch.float32), torch.arange(15).view(3, 5) % 40
     if layout == "all but the last token":
         x = torch.cat([x, x[:, :1]], 1)
-        logits, target = x[:, :-1].movedim(-1, 1), target
+        logits = x[:, :-1].movedim(-1, 1)
     else:  # (time, batch, classes) -> (batch, classes, time)
         logits, target = x.permute(1, 2, 0), target.T
     behind, wide = x[:, -1].clone(), logits.double().requires_grad_()

@@ -60,6 +60,9 @@ SOURCES = (
     "layouts/notation.py",
     "layouts/trace.py",
 )
+# Of the variables that cutlass reads, those that change no machine code beyond what the plan says: the architecture,
+# which is one of its fields, and where files are left.
+NO_CODE = ("CUTE_DSL_ARCH", "CUTE_DSL_CACHE_DIR", "CUTE_DSL_DUMP_DIR")
 _ENTRY = re.compile(r"(?P<name>\w+)-[0-9a-f]{32}\.(so|o)")
 _LEFTOVER = re.compile(r"\w+-[0-9a-f]{32}\.lock|\.cute_softmax-build-\w+")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -232,9 +235,9 @@ class Store:
 def fingerprint(sources: Path = Path(__file__).parents[2]) -> str:
     """A digest of what every kernel's machine code depends on.
 
-    That is: our sources below the folder `sources`, the versions of cutlass-dsl and tvm-ffi, the CUDA version
-    they build for, the `CUTE_DSL_*` variables (they change what is compiled; the architecture is a field of
-    the plan), and the CPU, as the host code is compiled for its instruction set (AVX-512, where it has that).
+    That is: our sources below the folder `sources`, the versions of cutlass-dsl and tvm-ffi, the CUDA version they
+    build for, the `CUTE_DSL_*` variables but those of `NO_CODE`, and the CPU, as the host code is compiled for its
+    instruction set (AVX-512, where it has that).
     Neither Python nor torch matters: the entries link to neither. Raises `ImportError` or `OSError` where a
     package is missing.
     """
@@ -244,7 +247,7 @@ def fingerprint(sources: Path = Path(__file__).parents[2]) -> str:
             content = path.read_bytes()
             digest.update(f"{path.relative_to(sources)} {len(content)}\n".encode() + content)
     versions = [importlib.metadata.version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
-    flags = sorted(i for i in os.environ.items() if i[0].startswith("CUTE_DSL_") and i[0] != "CUTE_DSL_ARCH")
+    flags = sorted(i for i in os.environ.items() if i[0].startswith("CUTE_DSL_") and i[0] not in NO_CODE)
     cuda = runtime_library().parts[-3]
     digest.update(json.dumps([versions, cuda, flags, os.uname().machine, _cpu_features()]).encode())
     return digest.hexdigest()
