@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from .folders import cache_folder, locked
 
 ENVIRONMENT = "CUTE_SOFTMAX_CACHE_DIR"
-# About 12,000 kernels; a whole set for one GPU and one version is a few hundred.
+# About 9,000 kernels; a whole set for one GPU and one version is a few hundred.
 MAX_BYTES = 256 << 20
 # A kernel compiles in one to two seconds: whoever holds the lock longer hangs, and then two compile the same.
 LOCK_TIMEOUT_S = 120
