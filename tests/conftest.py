@@ -20,9 +20,22 @@ if not Path("/dev/nvidiactl").exists():
 dumps = tempfile.TemporaryDirectory(prefix="cute_softmax_dumps_")
 os.environ["CUTE_DSL_DUMP_DIR"] = dumps.name
 
-# Workers share the cores: more threads than these would wait for each other.
-if "PYTEST_XDIST_WORKER" in os.environ:
+
+def share_gpus(worker: int):
+    """Let workers take the GPUs in turn: each sees all of them, its own one first. Before anything asks CUDA."""
+    import torch
+
+    every = ",".join(map(str, range(torch.cuda.device_count())))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+    first = worker % len(gpus)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Workers share the cores: more threads than these would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if Path("/dev/nvidiactl").exists():
+        share_gpus(int(worker.removeprefix("gw")))
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:

@@ -23,12 +23,6 @@ HERE = Path(__file__).parent
 MOST_KEPT = 1 << 30  # bytes of the GPU's memory that a process keeps from test to test
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
 DONE = os.environ.get("CUTE_SOFTMAX_TEST_DONE")
-if WORKER and torch.cuda.device_count() > 1:
-    # Before CUDA is asked for anything: each sees all GPUs, its own one first.
-    every = ",".join(map(str, range(torch.cuda.device_count())))
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
-    first = int(WORKER.removeprefix("gw")) % len(gpus)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
 unsettled: set[str] = set()  # tests that have failed or were skipped
 # Why GPU tests cannot run; None where they can.
 MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
