@@ -130,6 +130,6 @@ def install(monkeypatch, folder: Path) -> Emulated:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and their kernels run here."""
     launches = Emulated(folder, monkeypatch)
     simulated.install(monkeypatch, launches)
-    monkeypatch.setattr(kernels, "_instruction", lambda tensor: launches.instruction)
+    monkeypatch.setattr(kernels, "instruction_of", lambda architecture: launches.instruction)
     monkeypatch.setattr(launch, "torch", _Torch())
     return launches

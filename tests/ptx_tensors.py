@@ -15,12 +15,6 @@ import numpy as np
 from ptx_numbers import listed, raw, typed
 
 WARP, WARPGROUP = 32, 128
-SWIZZLES = {
-    0: 0,
-    1: 7,
-    2: 3,
-    3: 1,
-}  # of a descriptor: the bits of the row that are exchanged with those of 16 bytes
 
 
 @dataclass(frozen=True)
@@ -71,9 +65,8 @@ class Tensors:
 
     def _ldmatrix(self, i, idx):
         names = listed(i.operands[0])
-        rows = self.get(
-            "shared", self.place(i.operands[1], idx, 32), idx, 16
-        )  # a row of a matrix from each lane
+        # A row of a matrix from each lane.
+        rows = self.get("shared", self.place(i.operands[1], idx, 32), idx, 16)
         rows = np.ascontiguousarray(rows).view(np.uint16).reshape(-1, 4, 8, 8)[:, : len(names)]
         if "trans" in i.parts:
             rows = rows.swapaxes(2, 3)
@@ -130,31 +123,33 @@ class Tensors:
         elif how == "wait_group":
             self.products.wait(idx, int(i.operands[0]))
         elif how == "mma_async":
-            d, a, b, more = listed(i.operands[0]), i.operands[1], i.operands[2], i.operands[3:]
-            if more[1:3] != ("1", "1") or i.parts[-3] != "f32":
-                raise ValueError("not one of those that are known")
-            kind, columns = i.parts[-1], int(re.search(r"n(\d+)k16", i.name)[1])
-            a_registers = a[0] == "{"
-            turned = [t == "1" for t in more[3:]]
-            left = self.matrices(listed(a), idx, kind) if a_registers else self.read(a, idx, 64)
-            right, adds = self.read(b, idx, 64), self.predicate(more[0], idx)
+            self.products.begin(idx, self.product(i, idx))
 
-            def multiply(here: np.ndarray):
-                threads, warps = idx[here], here.reshape(-1, WARP)[:, 0]
-                first = here & (self.special["%laneid"][idx] == 0)
-                cta = self.cta[idx[first]]
-                if a_registers:
-                    A = rows_of(left[warps])
-                else:
-                    row = self.special["%tid.x"][idx[first]] % WARPGROUP // WARP * 16
-                    A = self.described(left[first], cta, row, 16, turned[0], kind)
-                B = self.described(right[first], cta, np.zeros_like(cta), columns, turned[-1], kind)
-                to_add = adds[here]
-                if to_add.any() != to_add.all():
-                    raise ValueError("warps of one kind add, of another do not")
-                self.add_product(d, d if to_add.all() else None, threads, A, B.transpose(0, 2, 1))
+    def product(self, i, idx) -> Callable[[np.ndarray], None]:
+        """What an mma_async of these threads does when they wait for it; A is in registers, or described as B is."""
+        d, a, b, adds, *more = i.operands
+        if more[:2] != ["1", "1"] or i.parts[-3] != "f32":
+            raise ValueError("not one of those that are known")
+        kind, columns = i.parts[-1], int(re.search(r"n(\d+)k16", i.name)[1])
+        in_registers, turned = a[0] == "{", [t == "1" for t in more[2:]]
+        left = self.matrices(listed(a), idx, kind) if in_registers else self.read(a, idx, 64)
+        right, adds = self.read(b, idx, 64), self.predicate(adds, idx)
 
-            self.products.begin(idx, multiply)
+        def multiply(here: np.ndarray):
+            first = here & (self.special["%laneid"][idx] == 0)
+            cta = self.cta[idx[first]]
+            if in_registers:
+                A = rows_of(left[here.reshape(-1, WARP)[:, 0]])
+            else:
+                row = self.special["%tid.x"][idx[first]] % WARPGROUP // WARP * 16
+                A = self.described(left[first], cta, row, 16, turned[0], kind)
+            B = self.described(right[first], cta, np.zeros_like(cta), columns, turned[-1], kind)
+            if adds[here].any() != adds[here].all():
+                raise ValueError("some warps add, others do not")
+            held = listed(d)
+            self.add_product(held, held if adds[here].all() else None, idx[here], A, B.transpose(0, 2, 1))
+
+        return multiply
 
     def described(self, descriptor, cta, first, count: int, turned: bool, kind: str) -> np.ndarray:
         """(warp, index from `first` on, term) of an operand in shared memory. turned: the indices lie side by side,

@@ -2,7 +2,8 @@
 says why and how many there are is skipped for all of them.
 
 ``-n 16`` lets 16 processes share the GPUs, which they take in turn. CUTE_SOFTMAX_TEST_DONE=FILE leaves out the tests
-that the file names and adds those that pass: a run that was cut goes on.
+that the file names and adds those that pass: a run that was cut goes on. Without a GPU, CUTE_SOFTMAX_TEST_EMULATED=1
+runs those that can run in the interpreter of kernels, see `emulated_gpu`.
 """
 
 import os
@@ -23,6 +24,12 @@ HERE = Path(__file__).parent
 MOST_KEPT = 1 << 30  # bytes of the GPU's memory that a process keeps from test to test
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
 DONE = os.environ.get("CUTE_SOFTMAX_TEST_DONE")
+EMULATED = os.environ.get("CUTE_SOFTMAX_TEST_EMULATED") == "1"
+if EMULATED:
+    import emulated
+    import emulated_gpu
+
+    emulated_gpu.pretend(pytest.MonkeyPatch())
 unsettled: set[str] = set()  # tests that have failed or were skipped
 # Why GPU tests cannot run; None where they can.
 MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
@@ -58,11 +65,19 @@ def architecture() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def built():
+def built(tmp_path_factory):
     """The classes that these tests use, built ahead: one after another they would take several minutes."""
+    if EMULATED:
+        return emulated.install(pytest.MonkeyPatch(), tmp_path_factory.mktemp("emulated"))
     if MISSING or os.environ.get("CUTE_SOFTMAX_TEST_BUILD") == "0":
         return
     build(classes.launched(architecture()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with emulated_gpu.limited() if EMULATED else nullcontext():
+        return (yield)
 
 
 @pytest.fixture
@@ -79,9 +94,11 @@ def alone(request):
 
 
 @pytest.fixture(autouse=True)
-def clean(alone):
+def clean(alone, built):
     """A failed launch must fail its own test, not the next; and what one has freed is there for other processes'."""
     yield
+    if EMULATED:
+        built.clear()
     if not MISSING and checking.DEVICE == "cuda":
         torch.cuda.synchronize()
         if torch.cuda.memory_reserved() > MOST_KEPT:
