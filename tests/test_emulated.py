@@ -489,14 +489,14 @@ def test_a_missing_wait_is_seen(shape, missing, launches):
     launches.seed = 0
     check_softmax(c.softmax(x), x)
     kernel = launches[0].plan.kernel
-    program, shared = launches.programs[kernel]
+    program, shared = launches.programs[kernel, ""]
     assert any(i.name.startswith(missing) for i in program.code), {i.name for i in program.code}
     code = [
         replace(i, name="mov.pred", operands=("P1", "1")) if missing[0] == "m" and i.name.startswith(missing)
         else replace(i, name="fence") if i.name.startswith(missing) else i
         for i in program.code
     ]  # fmt: skip
-    launches.programs[kernel] = replace(program, code=code), shared
+    launches.programs[kernel, ""] = replace(program, code=code), shared
     with pytest.raises(AssertionError):
         for launches.seed in range(8):
             check_softmax(c.softmax(x), x)
@@ -507,11 +507,11 @@ def test_a_wrong_kernel_is_seen(launches):
     x = made((9, 300), fp32)
     check_softmax(c.softmax(x), x)
     kernel = launches[0].plan.kernel
-    program, shared = launches.programs[kernel]
+    program, shared = launches.programs[kernel, ""]
     for name, other in (("add.f32", "max.f32"), ("shfl.sync.bfly.b32", "shfl.sync.idx.b32")):
         code = [replace(i, name=i.name.replace(name, other)) for i in program.code]
         assert code != program.code
-        launches.programs[kernel] = replace(program, code=code), shared
+        launches.programs[kernel, ""] = replace(program, code=code), shared
         with pytest.raises(AssertionError):
             check_softmax(c.softmax(x), x)
 

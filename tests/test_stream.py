@@ -254,10 +254,10 @@ def test_a_missing_wait_is_seen(wait, launches):
     right = torch.logsumexp(x.double(), -1)
     assert torch.allclose(c.logsumexp(x, -1).double(), right, rtol=1e-6)
     kernel = launches[0].plan.kernel
-    program, shared = launches.programs[kernel]
+    program, shared = launches.programs[kernel, ""]
     code = [replace(i, name="fence") if i.name.startswith(wait) else i for i in program.code]
     assert code != program.code
-    launches.programs[kernel] = replace(program, code=code), shared
+    launches.programs[kernel, ""] = replace(program, code=code), shared
     assert not torch.allclose(c.logsumexp(x, -1).double(), right, rtol=1e-6)
 
 
