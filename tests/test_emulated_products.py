@@ -8,11 +8,13 @@ import checking
 import emulated
 import pytest
 import torch
-from random_products import KINDS, check, draw, fp32, run, same
+from random_products import DEEPEST, KINDS, check, draw, fp32, run, same
 
 import cute_softmax as c
 
 SMALL = range(2000, 20000)  # scores of a case
+# All but those with most columns of V, which take longest to compile.
+CHOSEN = [k for k, kind in enumerate(KINDS) if kind.depths != DEEPEST]
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def small(kind: int):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", range(len(KINDS)), ids=str)
+@pytest.mark.parametrize("kind", CHOSEN, ids=str)
 def test_random_calls(kind, launches):
     """Warps run in any order."""
     call, told = small(kind)
