@@ -16,7 +16,7 @@ from functools import cached_property, partial
 
 import numpy as np
 from ptx_numbers import BITS, NUMBERS, listed, literal, raw, rounded, typed, wider, width
-from ptx_tensors import Tensors
+from ptx_tensors import Groups, Tensors
 
 WARP = 32
 WAIT = 64  # steps that a thread rests that asks whether something has come
@@ -235,8 +235,7 @@ class Grid(Tensors):
         self.said = np.zeros(T, bool)  # what a barrier counts
         self.cluster_arrived = np.zeros(T, np.int64)
         self.cluster_waited = np.zeros(T, np.int64)
-        self.committed = np.zeros(T, np.int64)  # groups of copies
-        self.copies: list[tuple] = []  # (threads, their groups, places, data) on their way
+        self.copies = Groups(T)
         self.begin_tensors()
         self.step = 0
 
@@ -639,10 +638,10 @@ class Grid(Tensors):
             self.copy_bulk(i, idx)
             return
         if "commit_group" in i.parts:
-            self.committed[idx] += 1
+            self.copies.commit(idx)
             return
         if "wait_group" in i.parts or "wait_all" in i.parts:
-            self.arrive(idx, int(i.operands[0]) if i.operands else 0)
+            self.copies.wait(idx, int(i.operands[0]) if i.operands else 0)
             return
         size, *more = i.operands[2 : len(i.operands) - ("cache_hint" in i.name)]
         target, source = self.place(i.operands[0], idx, 32), self.place(i.operands[1], idx, 64)
@@ -652,18 +651,7 @@ class Grid(Tensors):
             here = read == count
             aligned(source[here], int(size))
             data[here, : int(count)] = self.memory.load(source[here], int(count))
-        self.copies.append((idx, self.committed[idx], target, data))
-
-    def arrive(self, idx: np.ndarray, groups: int) -> None:
-        """Copies of these threads are there, but for those of their last groups."""
-        waits, left = np.zeros(self.count, bool), []
-        waits[idx] = True
-        for threads, group, places, data in self.copies:
-            here = waits[threads] & (group < self.committed[threads] - groups)
-            self.put("shared", places[here], threads[here], data[here])
-            if not here.all():
-                left.append((threads[~here], group[~here], places[~here], data[~here]))
-        self.copies = left
+        self.copies.begin(idx, lambda here: self.put("shared", target[here], idx[here], data[here]))
 
     def _atom(self, i, idx):
         bits, how = (
