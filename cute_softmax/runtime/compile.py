@@ -96,19 +96,18 @@ def build_math(c: RowClass | PanelClass) -> Any:
         # Scores that are scaled may have any float32's distance from each other.
         sources = ("fp32", "fp32") if p.scale else c.dtypes[:2]
         return divergence.divergence(p, sources, online=c.online, precise=c.precise, part=c.part)
-    # A panel is shared by more threads than a row, whose additions would show in a float32.
-    wide = isinstance(c, PanelClass) and c.precise
-    total = reduce.COMPENSATED if wide else reduce.SUM
-    # At a temperature a few terms may be all of a sum, and every addition between lanes rounds most of it: rows summed
-    # to 1 within 2.7 ulp in a simulation of 20,000, and within 1.5 where lanes round once.
-    of_scaled = reduce.COMPENSATED if p.scale and c.precise else total
+    # Where a few terms are all of a sum, every addition between lanes rounds most of it, which shows in a float32: rows
+    # summed to 1 within 2.7 ulp in a simulation of 20,000, and within 1.5 where lanes round once. The other sums are
+    # worth that in panels alone, of which more threads share one.
+    of_softmax = reduce.COMPENSATED if c.precise else reduce.SUM
+    total = of_softmax if isinstance(c, PanelClass) else reduce.SUM
     # Scores that were scaled or added to may have any float32's distance from each other, and from a sink.
     source = "fp32" if p.scale or p.bias or p.sink else c.dtypes[0]
     # The exponentials of log_softmax, for the same sum; the others are as good, and cheaper where no score is near.
     logs = (maths.Precise() if c.dtypes[0] == "fp32" else maths.Near()) if c.logs else None
     built = {
         "softmax": lambda: maths.Softmax(
-            source, online=c.online, precise=c.precise, keep=c.keep, part=c.part, total=of_scaled
+            source, online=c.online, precise=c.precise, keep=c.keep, part=c.part, total=of_softmax
         ),
         "softmax_backward": lambda: maths.SoftmaxBackward(keep=c.keep, total=total),
         "log_softmax": lambda: maths.LogSoftmax(source, online=c.online, precise=c.precise, keep=c.keep),

@@ -173,6 +173,8 @@ def test_columns_in_place_one_cta_after_the_other(dtype):
         both = x.clone()
         call = launch.call_of("softmax", (both, torch.empty_like(x) if other else both), (0,))
         assert call.plan.kernel.shifted is other and call.plan.kernel.cluster_n == 1
+        spare = x.clone()  # the first launch loads the kernel, which takes longer than the GPU is held
+        call(torch.cuda.current_stream().cuda_stream, spare.data_ptr(), spare.data_ptr())
         with room_for_one(call.plan.kernel.shared_memory):
             call(torch.cuda.current_stream().cuda_stream, both.data_ptr(), both.data_ptr())
         if other:
