@@ -169,7 +169,7 @@ class PanelKernel:
             share=share,
             patience=patience,
             chunks=chunks,
-            spacing=spacing,
+            spacing=spacing if const_expr(s.columns > 1) else Int32(1),  # registers are for the row
             kept_sizes=sizes[: s.kept_modes - 1],
             reduced_sizes=sizes[s.kept_modes - 1 :],
             mX=mX,
