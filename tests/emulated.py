@@ -22,12 +22,13 @@ class Emulated(simulated.Launches):
     """As simulated, but that kernels run; what was launched has its plan, too.
 
     instruction: of products. folder: of compiled classes. seed: of which warps run before others, or None.
-    residue: see `Grid`.
+    residue, in_turn: see `Grid`.
     """
 
     instruction: str = "wgmma"
     seed: int | None = None
     residue: int = 0x7F
+    in_turn: bool = False
 
     def __init__(self, folder: Path, monkeypatch):
         super().__init__()
@@ -110,7 +111,8 @@ class Emulated(simulated.Launches):
 
     def run_kernel(self, c, name: str, places: Iterable[tuple[int, int]], shapes, parameters: list):
         program, shared = self.program(c, name)
-        Grid(program, Memory(places), *shapes, shared, self.seed, residue=self.residue).run(parameters)
+        how = {"residue": self.residue, "in_turn": self.in_turn}
+        Grid(program, Memory(places), *shapes, shared, self.seed, **how).run(parameters)
 
 
 simulated_at = simulated.at

@@ -185,6 +185,7 @@ class Grid(Tensors):
 
     grid, cluster: CTAs along x and y; shared: bytes of dynamic shared memory of a CTA; seed: of which warps run when.
     residue: what each byte of shared memory is before; by default numbers there are as large as there are.
+    in_turn: a cluster begins when the one before has ended, as where there is room for one.
     ranks: as many launches at once, of GPUs that see each other's memory; each has its part of the grid along x.
     """
 
@@ -198,8 +199,9 @@ class Grid(Tensors):
         seed: int | None = None,
         ranks: int = 1,
         residue: int = 0x7F,
+        in_turn: bool = False,
     ):
-        self.program, self.memory = program, memory
+        self.program, self.memory, self.in_turn = program, memory, in_turn
         self.random = None if seed is None else np.random.default_rng(seed)
         ctas, threads = grid[0] * grid[1], program.threads
         self.count = T = ctas * threads
@@ -255,6 +257,8 @@ class Grid(Tensors):
                     raise RuntimeError("threads wait for each other without end")
                 self.step = int(self.rests[awake].min())
                 continue
+            if self.in_turn:
+                ready &= self.first == self.first[ready].min()
             if self.random is not None:
                 if self.step % TURN == 1:
                     chosen = self.random.random(self.warp[-1] + 1) < 0.3

@@ -192,6 +192,21 @@ def test_views_and_results_in_place(launches):
     assert close(c.softmax(x, 1), torch.softmax(x.double(), 1))
 
 
+@pytest.mark.parametrize("dtype", [bf16, fp32])
+@pytest.mark.parametrize(("shape", "dim"), [((64, 801), 0), ((5, 30, 301), 1)])
+def test_columns_in_place_one_cta_after_the_other(shape, dim, dtype, launches):
+    """Panels that load what others have stored, which the Plan avoids in place, would be wrong."""
+    launches.in_turn = True
+    x = made(shape, dtype)
+    for out_of_place in (False, True):
+        both = x.clone()
+        out = torch.empty_like(x) if out_of_place else both
+        call = launch.call_of("softmax", (both, out), (dim,))
+        assert call.plan.kernel.shifted is out_of_place
+        call(0, both.data_ptr(), both.data_ptr())
+        assert close(both, torch.softmax(x.double(), dim)) is not out_of_place
+
+
 @pytest.mark.long
 @classes.however_few()
 def test_random_calls(launches):

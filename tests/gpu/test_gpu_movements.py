@@ -10,7 +10,6 @@ import panels
 import pytest
 import torch
 from checking import DTYPES, Guarded, check_backward, check_reduction, check_softmax, equal_bits, random
-from squeeze import room_for_one
 
 from cute_softmax import softmax
 from cute_softmax.plan.hardware import ARCHITECTURES
@@ -162,26 +161,6 @@ def test_columns_in_place(shape, dim, dtype):
     both = x.clone()
     assert softmax(both, dim, out=both) is both
     check_softmax(both, x, (dim,))
-
-
-@pytest.mark.timed
-@dtypes
-def test_columns_in_place_one_cta_after_the_other(dtype):
-    """Each CTA begins when the one before has written: panels that overlap, which the Plan avoids, would be wrong."""
-    x = random((64, 8001), DTYPES[dtype], seed=11, scale=3.0)
-    for other in (False, True):
-        both = x.clone()
-        call = launch.call_of("softmax", (both, torch.empty_like(x) if other else both), (0,))
-        assert call.plan.kernel.shifted is other and call.plan.kernel.cluster_n == 1
-        spare = x.clone()  # the first launch loads the kernel, which takes longer than the GPU is held
-        call(torch.cuda.current_stream().cuda_stream, spare.data_ptr(), spare.data_ptr())
-        with room_for_one(call.plan.kernel.shared_memory):
-            call(torch.cuda.current_stream().cuda_stream, both.data_ptr(), both.data_ptr())
-        if other:
-            with pytest.raises(AssertionError):
-                check_softmax(both, x, (0,))
-        else:
-            check_softmax(both, x, (0,))
 
 
 def spread(result: torch.Tensor, x: torch.Tensor, dims) -> torch.Tensor:
