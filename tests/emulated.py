@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import emulated_products as products
@@ -90,6 +92,21 @@ class Emulated(simulated.Launches):
             found = compile_and_read(c, self.folder, self.monkeypatch)
             self.programs[c, kernel] = parse(found.ptx, kernel), found.shared
         return self.programs[c, kernel]
+
+    @contextmanager
+    def mutated(self, name: str, other: str = "fence", movement: str = "", operands: tuple | None = None):
+        """Within, instructions that begin so are others, or do nothing: of kernels that have run, of a movement."""
+        before = self.programs.copy()
+        for key, (program, shared) in before.items():
+            if movement in ("", key[0].movement):
+                code = [
+                    replace(i, name=other, operands=operands or i.operands) if i.name.startswith(name) else i
+                    for i in program.code
+                ]
+                self.programs[key] = replace(program, code=code), shared
+        assert self.programs != before, name
+        yield
+        self.programs |= before
 
     def run(self, plan, arguments: Sequence[int], places: Iterable[tuple[int, int]]):
         """places: (address, bytes) of all that the launch may touch."""
