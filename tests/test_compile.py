@@ -56,9 +56,14 @@ STACK = {
         "sm_80 bf16->bf16 1024x8x8_edges",
     ),
     ("softmax", "128x21x4_cluster16_edges_two_pass"): (
-        8,
+        16,
         "four CTAs an SM leave 128 registers, of which 84 are the row",
         "sm_90a fp32->fp32 128x21x4_cluster16_edges_two_pass",
+    ),
+    ("softmax", "128x10x4_cluster16_edges_two_pass"): (
+        8,
+        "seven CTAs an SM leave 72 registers, of which 40 are the row",
+        "sm_90a fp32->fp32 128x10x4_cluster16_edges_two_pass",
     ),
     ("softmax_backward", "256x10x8_cluster16*"): (
         48,
