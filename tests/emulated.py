@@ -95,16 +95,17 @@ class Emulated(simulated.Launches):
 
     @contextmanager
     def mutated(self, name: str, other: str = "fence", movement: str = "", operands: tuple | None = None):
-        """Within, instructions that begin so are others, or do nothing: of kernels that have run, of a movement."""
+        """Within, instructions that begin so are others, or do nothing: of each kernel that has run, of a movement, but
+        not of those that merge."""
         before = self.programs.copy()
-        for key, (program, shared) in before.items():
-            if movement in ("", key[0].movement):
+        for (c, part), (program, shared) in before.items():
+            if movement in ("", c.movement) and part != "Merge":
                 code = [
                     replace(i, name=other, operands=operands or i.operands) if i.name.startswith(name) else i
                     for i in program.code
                 ]
-                self.programs[key] = replace(program, code=code), shared
-        assert self.programs != before, name
+                assert code != program.code, {i.name for i in program.code}
+                self.programs[c, part] = replace(program, code=code), shared
         yield
         self.programs |= before
 

@@ -90,7 +90,7 @@ def test_columns_in_parts(instruction, launches):
 )
 def test_a_wrong_product_is_seen(instruction, name, other, launches):
     plain(instruction, launches)
-    with launches.mutated(name, other), pytest.raises((AssertionError, RuntimeError)):
+    with launches.mutated(name, other, "matmul"), pytest.raises((AssertionError, RuntimeError)):
         plain(instruction, launches)
 
 
