@@ -156,7 +156,7 @@ class Groups:
         across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
         spread = column and 0 in self.access
         aligned = self.aligned and config.threads // across % width == 0
-        return PanelClass(
+        c = PanelClass(
             math=self.math,
             architecture=self.device.architecture.name,
             dtypes=self.problem.dtypes,
@@ -181,6 +181,15 @@ class Groups:
             alike=math.gcd(self.run // width, min(across, WARP)) if spread else 1,
             aligned=aligned,
         )
+        # What configurations say of shifted columns may be more than there is shared memory for where blocks stay as
+        # they lie, and each thread has a slot: registers would be spilled for CTAs that an SM does not hold.
+        return self.room_for(c) if aligned and not streaming else c
+
+    def room_for(self, c: PanelClass) -> PanelClass:
+        """The class for as many CTAs, of those it says, as an SM has shared memory for."""
+        holds = self.device.architecture.holds
+        fitting = (n for n in range(c.min_blocks, 1, -1) if holds(n, c.shared_memory))
+        return replace(c, min_blocks=next(fitting, 1))
 
     def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
         """The classes of a configuration, in panels ever narrower, down to the narrowest."""

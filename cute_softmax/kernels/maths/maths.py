@@ -159,8 +159,7 @@ class Softmax(RowMath):
         exponentials = (
             self.kept(x, k, seen, self.exponentials(part, ref), kept) for k, part in enumerate(parts)
         )
-        total = tree(operator.add, itertools.chain.from_iterable(exponentials))
-        (total,) = self.whole.total.lanes((total,), width)
+        (total,) = self.whole.total.over(itertools.chain.from_iterable(exponentials), width)
         return ((seen, total) if self.online else (total,)), kept
 
     def by_parts(self, x: Fragment, width: int, state: tuple | None = None) -> tuple:
