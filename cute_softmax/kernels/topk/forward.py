@@ -4,7 +4,7 @@ coordinates -> load -> sort in a lane -> merge the lanes' lists, or take their l
 """
 
 import operator
-from functools import reduce
+from functools import partial, reduce
 
 import cutlass
 import cutlass.cute as cute
@@ -96,18 +96,39 @@ class TopkKernel:
         # What lies behind the row's end is -inf of a higher index than all that there is, and comes last.
         flat = cute.make_tensor(rX.iterator, cute.make_layout(s.elements))
         rE, rI = cute.make_rmem_tensor(s.slots, Float32), cute.make_rmem_tensor(s.slots, Int32)
+        stored = partial(self.results, rE, rI, flat, lane, row, rows, k, values, indices)
         if const_expr(s.rough):
             chosen, start = self.roughly(rE, rI, flat, cX, first, lane, k, x, begin, columns)
-            if cute.arch.vote_any_sync(start < k):
-                self.one_by_one(rE, rI, chosen, start, gX, cX, first, lane, k, columns)
         else:
             self.exactly(rE, rI, flat, cX, first, lane, k)
-
         let_next_begin(s.early, told)
+        stored()
+        # Rarely run, and so behind all else: a jump over it would wait for instructions that nothing fetched ahead.
+        if const_expr(s.rough):
+            wrong = cute.arch.vote_any_sync(start < k)
+            if wrong:
+                self.one_by_one(rE, rI, chosen, start, gX, cX, first, lane, k, columns)
+                stored()
+
+    @cute.jit
+    def results(
+        self,
+        rE: cute.Tensor,
+        rI: cute.Tensor,
+        rX: cute.Tensor,
+        lane: Int32,
+        row: Int32,
+        rows: Int32,
+        k: Int32,
+        values: Int64,
+        indices: Int64,
+    ):
+        """Store this lane's share of the k largest as probabilities and indices; rX: its elements of the row."""
+        s = self.spec
         # The largest of all is the first one's, of the row's first lane.
         top = rE[0]
         if const_expr(s.threads_per_row > 1):
-            top = cute.arch.shuffle_sync(top, offset=tidx % 32 // s.threads_per_row * s.threads_per_row)
+            top = cute.arch.shuffle_sync(top, offset=cute.arch.lane_idx() - lane)
         top = online.reference(top)
         numbers = places(s, lane)
         exp = online.Precise() if s.precise else online.Near()
@@ -116,8 +137,10 @@ class TopkKernel:
             terms = [select(i < k, e, Float32(0.0)) for i, e in zip(numbers, powers, strict=True)]
         else:
             # A sum of many rounds less than its terms.
-            terms = (online.Near().exponential(number, top) for number in unpack(flat))
-        (total,) = SUM.lanes((tree(operator.add, terms),), s.threads_per_row)
+            terms = (online.Near().exponential(number, top) for number in unpack(rX))
+        # Taken one after another, all are in the first lanes.
+        width = s.kept if s.takes and s.renormalize else s.threads_per_row
+        (total,) = SUM.lanes((tree(operator.add, terms),), width)
 
         rV = cute.make_rmem_tensor(s.slots, self.dtypes[1])
         rP = cute.make_rmem_tensor(s.slots, self.index)
@@ -192,8 +215,11 @@ class TopkKernel:
         unsure, near = doubtful(s, chosen, beyond, lane, k, of_lane)
         for i in cutlass.range_constexpr(s.slots):
             rI[i] = self.rough.index(chosen[i])
-            rE[i] = element(Float32, x, begin + smaller(rI[i], columns - 1))[0]
-        if cute.arch.vote_any_sync(reduce(operator.or_, near)):
+            rE[i] = self.rough.element(chosen[i])
+        if lost:
+            for i in cutlass.range_constexpr(s.slots):
+                rE[i] = element(Float32, x, begin + smaller(rI[i], columns - 1))[0]
+        if cute.arch.vote_any_sync(lost & reduce(operator.or_, near)):
             elements, indices = ([r[i] for i in range(s.slots)] for r in (rE, rI))
             elements, indices = settled(s, elements, indices, near, lane, of_lane)
             for i in cutlass.range_constexpr(s.slots):

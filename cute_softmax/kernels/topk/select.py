@@ -301,9 +301,11 @@ class Keys:
             yield word & Int32(-65536)
 
     def element(self, key: Numeric) -> Float32:
-        """The element of a key that is not rough."""
+        """The element of a key; of a rough one without its last bits."""
         if self.wide:
             return ordered(Int32(key >> 32), self.kept).bitcast(Float32)
+        if self.full:
+            return (ordered(key, self.kept & ~self.last) & ~self.last).bitcast(Float32)
         word = ordered(key, self.kept)
         return unpack(vector_of([word.bitcast(cutlass.Uint32)], self.dtype))[1]
 
