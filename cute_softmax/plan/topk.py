@@ -22,6 +22,7 @@ THREADS = 128
 FEW = 8  # results that a router asks for, at the most
 EXACT = 4  # float32 elements that a lane sorts by keys of 64 bits at once
 RESIDENT = 64  # warps of a multiprocessor: of more than these rows wait for others
+FEW_WARPS = 8  # of a multiprocessor, up to which hardly any has another's work to wait behind
 
 # How many lanes share a row, by bytes of an element and by whether there are more than FEW results: by the row's room,
 # from so many rows of a multiprocessor on. A comparison in a lane costs two instructions for the elements of 32 rows,
@@ -80,8 +81,9 @@ class TopkClass(ClassBase):
         threads_per_row: Lanes that share a row.
         kept: How many of the largest elements are found: a power of two, or 0 in the gradient, which selects nothing.
         renormalize: Whether probabilities are those of the k elements among themselves.
-        queued: Whether rows wait for others, so that the number of instructions counts, and not how long one row takes:
-            of `rough` elements all are loaded before the first is sorted, and lanes keep shorter lists.
+        loads_first: Whether all vectors are loaded before the first is sorted, and none while another is.
+        queued: Whether rows of `rough` elements wait for others, so that the number of instructions counts, and not how
+            long one row takes: lanes keep shorter lists.
         movement: How data reaches the threads.
         threads: Threads of a CTA.
         min_blocks: CTAs that a multiprocessor must have room for; 0: as many as there is.
@@ -102,6 +104,7 @@ class TopkClass(ClassBase):
     threads_per_row: int
     kept: int
     renormalize: bool
+    loads_first: bool = False
     queued: bool = False
 
     @property
@@ -235,6 +238,8 @@ class TopkClass(ClassBase):
         parts = [f"{self.threads_per_row}x{self.vectors}x{self.vector}"]
         if self.forward:
             parts.append(f"list{self.kept}")
+        if self.loads_first:
+            parts.append("loads_first")
         if self.queued:
             parts.append("queued")
         if self.renormalize:
@@ -351,8 +356,11 @@ def plan_topk(
         kept=min(kept, _capacity(columns)),
         renormalize=renormalize,
     )
-    waits = invariant or rows * lanes > device.multiprocessors * RESIDENT * WARP
-    c = replace(c, queued=c.rough and waits)
+    warps = math.ceil(rows * lanes / WARP / device.multiprocessors)
+    waits = invariant or warps > RESIDENT
+    # Otherwise warps enough to fill an SM run at once: they sort what they have while the rest is on its way.
+    loads_first = c.vectors > 1 and (waits or warps <= FEW_WARPS)
+    c = replace(c, loads_first=loads_first, queued=c.rough and waits)
     return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)
 
 

@@ -287,7 +287,7 @@ class TopkKernel:
         s = self.spec
         one = cute.arch.grid_dim()[1]
         change = exchange if keys.wide else balanced(one)
-        if s.queued:
+        if s.loads_first:
             rX, cX = across_vectors(s, rX, cX)
         found = largest(keys.lane_keys(rX, cX, first, one), s.elements, s.length, change)
         if s.takes:
