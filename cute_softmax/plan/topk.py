@@ -22,7 +22,7 @@ THREADS = 128
 FEW = 8  # results that a router asks for, at the most
 EXACT = 4  # float32 elements that a lane sorts by keys of 64 bits at once
 RESIDENT = 64  # warps of a multiprocessor: of more than these rows wait for others
-FEW_WARPS = 8  # of a multiprocessor, up to which hardly any has another's work to wait behind
+FEW_WARPS = 8  # of a multiprocessor: so few have nothing to do while each waits for its vectors
 
 # How many lanes share a row, by bytes of an element and by whether there are more than FEW results: by the row's room,
 # from so many rows of a multiprocessor on. A comparison in a lane costs two instructions for the elements of 32 rows,
@@ -358,7 +358,7 @@ def plan_topk(
     )
     warps = math.ceil(rows * lanes / WARP / device.multiprocessors)
     waits = invariant or warps > RESIDENT
-    # Otherwise warps enough to fill an SM run at once: they sort what they have while the rest is on its way.
+    # Between the two an SM has warps enough that some sort what they have while others' vectors are on their way.
     loads_first = c.vectors > 1 and (waits or warps <= FEW_WARPS)
     c = replace(c, loads_first=loads_first, queued=c.rough and waits)
     return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)

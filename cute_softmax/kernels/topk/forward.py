@@ -96,19 +96,19 @@ class TopkKernel:
         # What lies behind the row's end is -inf of a higher index than all that there is, and comes last.
         flat = cute.make_tensor(rX.iterator, cute.make_layout(s.elements))
         rE, rI = cute.make_rmem_tensor(s.slots, Float32), cute.make_rmem_tensor(s.slots, Int32)
-        stored = partial(self.results, rE, rI, flat, lane, row, rows, k, values, indices)
+        finish = partial(self.results, rE, rI, flat, lane, row, rows, k, values, indices)
         if const_expr(s.rough):
             chosen, start = self.roughly(rE, rI, flat, cX, first, lane, k, x, begin, columns)
         else:
             self.exactly(rE, rI, flat, cX, first, lane, k)
         let_next_begin(s.early, told)
-        stored()
+        finish()
         # Rarely run, and so behind all else: a jump over it would wait for instructions that nothing fetched ahead.
         if const_expr(s.rough):
             wrong = cute.arch.vote_any_sync(start < k)
             if wrong:
                 self.one_by_one(rE, rI, chosen, start, gX, cX, first, lane, k, columns)
-                stored()
+                finish()
 
     @cute.jit
     def results(
