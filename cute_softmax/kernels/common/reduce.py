@@ -104,11 +104,7 @@ class Compensated(Scalar):
     def over(self, numbers: Iterable[Float32], width: int) -> tuple:
         numbers = iter(numbers)
         batches = iter(lambda: list(itertools.islice(numbers, self.BATCH)), [])
-        total, lost = tree(self.op, next(batches)), Float32(0.0)
-        for batch in batches:
-            total, more = two_sum(total, tree(self.op, batch))
-            lost = lost + more
-        return self.lanes_of(total, lost, width)
+        return self.lanes_of(*self.added(tree(self.op, batch) for batch in batches), width)
 
     def lanes_of(self, total: Float32, lost: Float32, width: int, start: int = 1) -> tuple:
         """`lanes`, of sums that have lost something to rounding already."""
@@ -120,11 +116,16 @@ class Compensated(Scalar):
         return (self.rounded(total, lost),)
 
     def all(self, numbers: list) -> Float32:
-        total, lost = numbers[0], Float32(0.0)
-        for number in numbers[1:]:
+        return self.rounded(*self.added(numbers))
+
+    def added(self, numbers: Iterable[Float32]) -> tuple[Float32, Float32]:
+        """(the sum of numbers that are added one after another, what its additions lost to rounding)."""
+        numbers = iter(numbers)
+        total, lost = next(numbers), Float32(0.0)
+        for number in numbers:
             total, more = two_sum(total, number)
             lost = lost + more
-        return self.rounded(total, lost)
+        return total, lost
 
     def rounded(self, total: Float32, lost: Float32) -> Float32:
         """The sum and what its rounding lost; of an infinite sum that is nothing, though NaN was computed."""
