@@ -18,7 +18,7 @@ from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 
 MOST_COLUMNS = 1024
 LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
-THREADS = 128
+THREADS, MANY_THREADS = 128, 512  # of a CTA, and of one of more than FEW_WARPS: fewer CTAs start sooner
 FEW = 8  # results that a router asks for, at the most
 EXACT = 4  # float32 elements that a lane sorts by keys of 64 bits at once
 RESIDENT = 64  # warps of a multiprocessor: of more than these rows wait for others
@@ -84,14 +84,13 @@ class TopkClass(ClassBase):
         loads_first: Whether all vectors are loaded before the first is sorted, and none while another is.
         queued: Whether rows of `rough` elements wait for others, so that the number of instructions counts, and not how
             long one row takes: lanes keep shorter lists.
-        movement: How data reaches the threads.
         threads: Threads of a CTA.
+        movement: How data reaches the threads.
         min_blocks: CTAs that a multiprocessor must have room for; 0: as many as there is.
         cluster_n: CTAs of a cluster.
     """
 
     movement: ClassVar[str] = "topk"
-    threads: ClassVar[int] = THREADS
     min_blocks: ClassVar[int] = 0
     cluster_n: ClassVar[int] = 1
 
@@ -106,6 +105,7 @@ class TopkClass(ClassBase):
     renormalize: bool
     loads_first: bool = False
     queued: bool = False
+    threads: int = THREADS
 
     @property
     def forward(self) -> bool:
@@ -132,7 +132,7 @@ class TopkClass(ClassBase):
         many = self.elements * ITEM_SIZE[self.dtypes[0]] >= 64 and (
             self.dtypes[0] == "fp32" or self.kept > FEW
         )
-        return 4 if many else 8
+        return (512 if many else 1024) // self.threads
 
     @property
     def precise(self) -> bool:
@@ -142,7 +142,7 @@ class TopkClass(ClassBase):
     @property
     def rows(self) -> int:
         """Rows of a CTA."""
-        return THREADS // self.threads_per_row
+        return self.threads // self.threads_per_row
 
     @property
     def capacity(self) -> int:
@@ -242,6 +242,8 @@ class TopkClass(ClassBase):
             parts.append("loads_first")
         if self.queued:
             parts.append("queued")
+        if self.threads != THREADS:
+            parts.append(f"{self.threads}threads")
         if self.renormalize:
             parts.append("renormalize")
         return "_".join([*parts, self.index])
@@ -360,7 +362,8 @@ def plan_topk(
     waits = invariant or warps > RESIDENT
     # Between the two an SM has warps enough that some sort what they have while others' vectors are on their way.
     loads_first = c.vectors > 1 and (waits or warps <= FEW_WARPS)
-    c = replace(c, loads_first=loads_first, queued=c.rough and waits)
+    threads = MANY_THREADS if waits or warps > FEW_WARPS else THREADS
+    c = replace(c, loads_first=loads_first, queued=c.rough and waits, threads=threads)
     return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)
 
 
