@@ -168,7 +168,7 @@ def _columns(g: Groups, kind: str) -> PanelPlan | None:
     made = _taken(g, c, at_once)
     if kind != "wide":
         return made
-    beside = math.ceil(panels / at_once) * at_once // (g.problem.groups // g.abreast)  # in a row of memory
+    beside = math.ceil(panels / at_once) * at_once // (g.groups // g.abreast)  # in a row of memory
     step = 2 * c.slots
     return replace(made, spacing=min(math.ceil(g.abreast / beside / step) * step, c.advance))
 
@@ -246,6 +246,11 @@ def _fits(g: Groups, config: PanelConfig, c: PanelClass) -> bool:
         c.cluster_n <= architecture.cluster_limit
         and g.share(c, c.cluster_n) <= c.tile
         and config.has_registers(g.inputs * c.vector, architecture)
-        and (c.orientation == "column" if config.alone else c.down > 1 and c.columns <= c.threads)
+        and (_is_alone(c) if config.alone else c.down > 1 and c.groups <= c.threads)
         and g.taken(c) <= architecture.shared_memory
     )
+
+
+def _is_alone(c: PanelClass) -> bool:
+    """Whether a thread can have its columns for itself."""
+    return c.orientation == "column" and c.rows_abreast == 1

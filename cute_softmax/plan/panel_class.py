@@ -41,7 +41,9 @@ class PanelClass(ClassBase):
     prologue: what happens to the scores before the math and to its results; query: which kept mode the index of has a
     group's position, counted from the fastest; alike: threads side by side whose vectors have the same element of an
     input with an access of 0, which they load for each other: a part of their `lanes`; aligned: whether threads keep
-    shifted columns in the blocks that memory has them in, see `kernels.panel.aligned`.
+    shifted columns in the blocks that memory has them in, see `kernels.panel.aligned`; rows_abreast: rows of memory that
+    lie side by side in a panel, where rows of few columns follow each other: so many make whole vectors, see
+    `kernels.panel.abreast`.
     """
 
     math: str
@@ -67,6 +69,7 @@ class PanelClass(ClassBase):
     query: int = 0
     alike: int = 1
     aligned: bool = False
+    rows_abreast: int = 1
 
     online = False
     keep = True
@@ -79,7 +82,7 @@ class PanelClass(ClassBase):
         addresses and strides."""
         modes = self.kept_modes + self.reduced_modes
         operands = len(self.prologue.numbers) + len(self.dtypes) * (1 + modes)
-        return "i" * 10 + "l" + "l" * (modes - 2 + self.exchange + operands)
+        return "i" * 10 + "l" + "l" * (modes - 2 + (self.rows_abreast > 1) + self.exchange + operands)
 
     @property
     def early(self) -> bool:  # what states are exchanged in has been cleared just before
@@ -171,8 +174,13 @@ class PanelClass(ClassBase):
 
     @property
     def columns(self) -> int:
-        """Groups of a panel."""
+        """Columns of a panel: groups, or those of all `rows_abreast`."""
         return self.across * self.slots
+
+    @property
+    def groups(self) -> int:
+        """Groups of a panel, which have a state each."""
+        return self.columns // self.rows_abreast
 
     @property
     def tile(self) -> int:
@@ -255,7 +263,7 @@ class PanelClass(ClassBase):
     @property
     def readers(self) -> int:
         """Threads that read the parts' states of one column."""
-        return min(self.threads // self.columns, WARP)
+        return min(self.threads // self.groups, WARP)
 
     @property
     def lanes_read(self) -> bool:
@@ -352,7 +360,7 @@ class PanelClass(ClassBase):
         """(column, CTA of the cluster, trip or reader of parts) -> slot of a state."""
         readers = self.readers if self.exchange and not self.lanes_read else 1
         senders = self.cluster_n if self.trips == 1 else self.trips
-        return Layout.ordered((self.columns + self.before, max(senders, readers)), (0, 1))
+        return Layout.ordered((self.groups + self.before, max(senders, readers)), (0, 1))
 
     @property
     def shared_memory(self) -> int:
@@ -379,6 +387,8 @@ class PanelClass(ClassBase):
             parts.append("edges")
         if self.shifted:
             parts.append("aligned" if self.aligned else "shifted")
+        if self.rows_abreast > 1:
+            parts.append(f"rows{self.rows_abreast}")
         if any(a != self.vector for a in self.access):
             parts.append("access" + "_".join(map(str, self.access)))
         if self.alike > 1:

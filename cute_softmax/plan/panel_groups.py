@@ -13,6 +13,7 @@ from .panel_class import PanelClass
 from .panel_configs import (
     INVARIANT_ROWS,
     LONG_COLUMNS,
+    MOST_ABREAST,
     NARROWEST_BYTES,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
@@ -30,7 +31,7 @@ class Groups:
 
     kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
     vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
-    `PanelClass`; aligned: whether blocks can be, where a thread's rows begin alike. boundary: bytes at whose multiples
+    `PanelClass`, as are rows_abreast; aligned: whether blocks can be, where a thread's rows begin alike. boundary: bytes at whose multiples
     rows of memory begin, at most a cache line. length: the longest body of a group. abreast: groups between the ends of
     which panels lie. run: groups side by side that have the same
     element of each input with an access of 0; 0 for all of them.
@@ -53,6 +54,7 @@ class Groups:
     length: int
     abreast: int
     run: int
+    rows_abreast: int = 1
     invariant: bool = False
     prologue: Prologue = NO_PROLOGUE
     query: int = 0
@@ -73,12 +75,18 @@ class Groups:
         orientation = "row" if invariant else _orientation(kept, reduced, facts)
         along = kept if orientation == "column" else reduced
         inner = min(along, key=lambda m: step_of(m, facts))
+        sizes = [ITEM_SIZE[problem.dtypes[i]] for i in facts.main]
+        widest = ALIGNMENT // max(sizes)
+        rows = 1
+        if orientation == "column" and not invariant and not prologue:
+            rows = _rows_abreast(problem, kept, reduced, inner, widest, facts)
+        if rows > 1:
+            kept[kept.index(inner)] = inner = replace(inner, size=inner.size * rows)
+            reduced = [Mode(math.ceil(problem.length / rows), tuple(s * rows for s in reduced[0].strides))]
         # Of a position the index is that of the last kept mode, or of the one before where vectors lie along another.
         query = int(problem.query and orientation == "column" and inner is not kept[-1])
         along.append(along.pop(along.index(inner)))
         vector = _vector(problem, [*kept, *reduced], inner, facts)
-        sizes = [ITEM_SIZE[problem.dtypes[i]] for i in facts.main]
-        widest = ALIGNMENT // max(sizes)
         if invariant:
             # Whole vectors of a row, wherever it begins: loads may be narrower, see `in_rows`.
             vector = math.gcd(widest, problem.length)
@@ -117,10 +125,11 @@ class Groups:
             edges=edges,
             shifted=shifted,
             aligned=shifted and _alike(problem, [*kept, *reduced], vector, facts) and len(reduced) == 1,
-            boundary=_boundary([*kept, *reduced], inner, problem, facts),
-            length=max(problem.length // vector, 1) * vector if edges else problem.length,
-            # Panels end where a shifted mode does.
-            abreast=inner.size if shifted else problem.groups,
+            boundary=CACHE_LINE if rows > 1 else _boundary([*kept, *reduced], inner, problem, facts),
+            length=max(problem.length // vector, 1) * vector if edges else math.ceil(problem.length / rows),
+            # Panels end where a shifted mode does, and where rows that lie side by side do.
+            abreast=inner.size if shifted or rows > 1 else problem.groups,
+            rows_abreast=rows,
             run=0 if shifted else _run(kept, inner, [i for i, a in enumerate(access) if a == 0]),
             invariant=invariant,
             prologue=prologue,
@@ -135,6 +144,11 @@ class Groups:
     def inputs(self) -> int:
         """By how many inputs configurations are listed: what is beside the elements counts for nothing."""
         return len(self.facts.inputs) - len(self.facts.beside)
+
+    @property
+    def groups(self) -> int:
+        """How many columns there are, of rows that lie side by side all."""
+        return self.problem.groups * self.rows_abreast
 
     @property
     def table(self) -> Table:
@@ -154,6 +168,8 @@ class Groups:
         # Up to the end of the block that the last group's result may lie in.
         beyond = width - 1 if self.aligned or (self.shifted and self.facts.outputs) else 0
         across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
+        if self.rows_abreast > 1:
+            across = _power(self.abreast // width)
         spread = column and 0 in self.access
         aligned = self.aligned and config.threads // across % width == 0
         c = PanelClass(
@@ -180,6 +196,7 @@ class Groups:
             query=self.query,
             alike=math.gcd(self.run // width, min(across, WARP)) if spread else 1,
             aligned=aligned,
+            rows_abreast=self.rows_abreast,
         )
         # More than there is shared memory for, as some say of shifted columns and of clusters, would cost registers for
         # CTAs that an SM does not hold: 56 x 56 images of 192 to 3320 channels took 2 to 5% longer (H200, 2026-11-28).
@@ -196,7 +213,7 @@ class Groups:
         narrowest = (CACHE_LINE if self.shifted else NARROWEST_BYTES) // self.smallest
         narrowed, c = 1, self.class_of(config)
         yield c
-        while c.across > 1 and c.columns > narrowest:
+        while c.across > 1 and c.columns > narrowest and self.rows_abreast == 1:
             narrowed *= 2
             c = self.class_of(config, narrowed)
             yield c
@@ -229,7 +246,7 @@ class Groups:
         """How many panels decisions are made for: all that there are."""
         if self.invariant:
             return INVARIANT_ROWS
-        return panels_of(c.advance_of(self.abreast), self.problem.groups, self.abreast)
+        return panels_of(c.advance_of(self.abreast), self.groups, self.abreast)
 
     def share(self, c: PanelClass, ctas: int) -> int:
         """Elements of a group that each of so many CTAs takes."""
@@ -241,10 +258,12 @@ class Groups:
 
     def plan(self, c: PanelClass, parts: int, share: int) -> PanelPlan:
         """The plan of a class, with panels in so many parts."""
+        rows = self.rows_abreast
+        last = self.problem.length - (math.ceil(self.problem.length / rows) - 1) * rows
         return PanelPlan(
             problem=self.problem,
             kernel=c,
-            length=self.problem.length,
+            length=math.ceil(self.problem.length / rows),
             kept=tuple(m.size for m in self.kept),
             reduced=tuple(m.size for m in self.reduced),
             parts=parts,
@@ -253,6 +272,8 @@ class Groups:
                 tuple(m.strides[i] for modes in (self.kept, self.reduced) for m in reversed(modes))
                 for i in range(len(self.problem.dtypes))
             ),
+            last_row=self.abreast // rows * last if rows > 1 else 0,
+            spacing=self.abreast if rows > 1 else 0,
             evict_last=self.evict_last,
             resident=self.device.multiprocessors * c.min_blocks,
             table=self.table.title,
@@ -354,10 +375,30 @@ def _alike(problem: Problem, modes: list[Mode], vector: int, facts: Math) -> boo
     return len(places) == 1
 
 
+def _rows_abreast(
+    problem: Problem, kept: list[Mode], reduced: list[Mode], inner: Mode, widest: int, facts: Math
+) -> int:
+    """How many rows of memory make whole vectors, where rows of few columns follow each other; else 1."""
+    rows = widest // math.gcd(widest, inner.size)
+    followed = len(reduced) == 1 and all(
+        inner.strides[i] == 1 and reduced[0].strides[i] == inner.size for i in facts.main
+    )
+    if not (followed and facts.outputs and 1 < inner.size <= MOST_ABREAST):
+        return 1
+    begins = [problem.offsets[i] for i in facts.main]
+    begins += [m.strides[i] for m in kept if m is not inner and m.size > 1 for i in facts.main]
+    return 1 if problem.length < rows or any(n % widest for n in begins) else rows
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
 def _across(config: PanelConfig, groups: int, vector: int, size: int, narrowed: int) -> int:
     """Threads side by side over a panel: a power of two."""
     if config.alone:
         return config.threads
     most = min(max(config.panel_bytes // (vector * size), 1), WARP)
-    needed = 1 << (math.ceil(groups / vector) - 1).bit_length()
+    needed = _power(math.ceil(groups / vector))
     return max(min(most, needed) // narrowed, 1)

@@ -25,8 +25,9 @@ class PanelPlan(PlanBase):
     Attributes:
         problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
         kernel: What is compiled: threads, vectors, cluster, staging.
-        length: Elements of a group.
-        kept: Sizes of the kept dimensions, the slowest first; vectors of columns run along the last.
+        length: Elements of a group; where rows of memory lie side by side, of each column.
+        kept: Sizes of the kept dimensions, the slowest first; vectors of columns run along the last, which has all
+            columns of the rows that lie side by side.
         reduced: Sizes of the reduced dimensions, likewise.
         parts: CTAs (clusters) that share a panel.
         share: Elements of a group that one CTA takes.
@@ -34,6 +35,7 @@ class PanelPlan(PlanBase):
             first, in elements.
         evict_last: Whether loads ask L2 to evict their lines last.
         resident: CTAs that the GPU holds at a time.
+        last_row: Columns of the last of these rows, which may be fewer; 0 where none lie side by side.
         spacing: Groups from a panel to the next; 0 for as many as its threads have.
         patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last CTA.
         table: The name and digest of the table that the configuration comes from.
@@ -54,6 +56,7 @@ class PanelPlan(PlanBase):
     operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool
     resident: int
+    last_row: int = 0
     spacing: int = 0
     patience: int = PATIENCE
     table: str = ""
@@ -104,8 +107,9 @@ class PanelPlan(PlanBase):
 
     @property
     def abreast(self) -> int:
-        """The number of groups that panels divide: if vectors are shifted, those of the last kept mode."""
-        return self.kept[-1] if self.kernel.shifted else self.groups
+        """The number of columns that panels divide: if vectors are shifted, or rows lie side by side, those of the last
+        kept mode."""
+        return self.kept[-1] if self.kernel.shifted or self.last_row else self.groups
 
     def panel(self, tile: int) -> range:
         """The groups of a panel."""
@@ -142,7 +146,7 @@ class PanelPlan(PlanBase):
         """Bytes of zeroed memory that the launch needs: the exchange points, then the parts' states."""
         if not self.kernel.exchange:
             return 0
-        states = self.tiles * self.parts * self.kernel.columns * self.kernel.published_bytes
+        states = self.tiles * self.parts * self.kernel.groups * self.kernel.published_bytes
         return self.exchange_bytes + states
 
     @property
@@ -163,6 +167,7 @@ class PanelPlan(PlanBase):
             self.exchange_bytes,
             *self.kept[:0:-1],
             *self.reduced[:0:-1],
+            *([self.last_row] if self.last_row else []),
         )
 
     def explain(self) -> str:

@@ -18,7 +18,7 @@ from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 
 MOST_COLUMNS = 1024
 LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
-THREADS, MANY_THREADS = 128, 512  # of a CTA, and of one of more than FEW_WARPS: fewer CTAs start sooner
+THREADS, MORE_THREADS = 128, 512  # of a CTA, and where there are more warps, all at once: fewer CTAs start sooner
 FEW = 8  # results that a router asks for, at the most
 EXACT = 4  # float32 elements that a lane sorts by keys of 64 bits at once
 RESIDENT = 64  # warps of a multiprocessor: of more than these rows wait for others
@@ -46,7 +46,7 @@ LANES = {
     (4, False): {
         64: {0: 8, 256: 4},
         128: {0: 8},
-        256: {0: 16, 128: 8},
+        256: {0: 16, 48: 8},
         512: {0: 32, 128: 16},
         1024: {0: 32},
     },
@@ -362,7 +362,7 @@ def plan_topk(
     waits = invariant or warps > RESIDENT
     # Between the two an SM has warps enough that some sort what they have while others' vectors are on their way.
     loads_first = c.vectors > 1 and (waits or warps <= FEW_WARPS)
-    threads = MANY_THREADS if waits or warps > FEW_WARPS else THREADS
+    threads = MORE_THREADS if FEW_WARPS < warps <= RESIDENT // 2 and not invariant else THREADS
     c = replace(c, loads_first=loads_first, queued=c.rough and waits, threads=threads)
     return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)
 

@@ -1,5 +1,5 @@
-"""Columns off a vector boundary: what is common to blocks that are shifted (`shift`) and to those that are kept
-(`aligned`)."""
+"""Columns off a vector boundary: what is common to blocks that are shifted (`shift`), to those that are kept
+(`aligned`), and to those of several rows (`abreast`)."""
 
 from collections.abc import Callable
 
@@ -17,10 +17,14 @@ class BlockChunks(Chunks):
     @cute.jit
     def finish(self, item: Item, at: Int32, where: Int32 | list, states: list):
         """Compute and store the results of a chunk; with scalars where memory's rows begin or end in the panel."""
-        if item.line.ends:
+        if self.ends(item):
             self.finish_blocks(item, at, where, states, True)
         else:
             self.finish_blocks(item, at, where, states, False)
+
+    def ends(self, item: Item) -> Boolean:
+        """Whether some block may have other elements than the panel's."""
+        return item.line.ends
 
     def store_scalars(self, address: Int64, block: cute.Tensor, exists: Callable[[int], Boolean]):
         """Store those elements of a block at an address that exist, by their numbers."""

@@ -8,6 +8,7 @@ from cutlass import Int32, const_expr
 
 from ...plan import PanelClass
 from ..common import reduce
+from ..common.index import select
 from ..common.reduce import WARP
 from ..maths.maths import RowMath
 from .work import Item
@@ -72,16 +73,38 @@ class Merge:
             for v in cutlass.range_constexpr(s.slots):
                 sB[column + v, row] = partials[v]
         cute.arch.barrier()
-        mine = tidx % s.columns
-        merged = op.all([sB[mine + s.before, i] for i in range(s.warps_down)])
+        if const_expr(s.rows_abreast > 1):
+            self.across_rows(item, op, sB)
+        mine = tidx % s.groups
+        merged = op.all([sB[mine + s.before, i] for i in range(1 if s.rows_abreast > 1 else s.warps_down)])
         everywhere = None
         if const_expr(spread):
             cute.arch.barrier()
-            if tidx < s.columns:
+            if tidx < s.groups:
                 sB[mine + s.before, 0] = merged
             cute.arch.barrier()
-            everywhere = [sB[column + v, 0] for v in range(s.slots)]
+            everywhere = [sB[group, 0] for group in self.groups(item)]
         return merged, everywhere
+
+    @cute.jit
+    def across_rows(self, item: Item, op: cutlass.Constexpr, sB: cute.Tensor):
+        """Merge what lies in the columns of a group, one in each of the rows that lie side by side, in its first."""
+        s, launch = self.spec, item.launch
+        turns = range(0, s.columns, s.threads)
+        found = [
+            op.all([sB[(launch.tidx + turn) % s.columns, i] for i in range(s.warps_down)]) for turn in turns
+        ]
+        cute.arch.barrier()
+        for turn, number in zip(turns, found, strict=True):
+            if launch.tidx + turn < s.columns:
+                sB[launch.tidx + turn, 0] = number
+        cute.arch.barrier()
+        beside, group = launch.spacing // s.rows_abreast, launch.tidx % s.groups
+        merged = op.all([sB[group + row * beside, 0] for row in range(s.rows_abreast)])
+        cute.arch.barrier()
+        if launch.tidx < s.groups:
+            sB[group, 0] = merged
+        cute.arch.barrier()
 
     @cute.jit
     def across_cluster(self, item: Item, mine: tuple) -> tuple:
@@ -90,26 +113,26 @@ class Merge:
         s, whole, launch = self.spec, self.math.whole, item.launch
         sC, barriers = launch.shared.sC, launch.shared.barriers
         tidx, rank = launch.tidx, launch.rank
-        column, each = tidx % s.columns, s.columns // s.cluster_n
+        column, each = tidx % s.groups, s.groups // s.cluster_n
         if tidx < s.trips:
-            received = s.columns * (s.cluster_n if const_expr(s.trips == 1) else 1) * self.slot.width // 8
+            received = s.groups * (s.cluster_n if const_expr(s.trips == 1) else 1) * self.slot.width // 8
             cute.arch.mbarrier_arrive_and_expect_tx(barriers + tidx, received)
         # As late as possible: it waits until all CTAs of the cluster have started.
         cute.arch.cluster_wait()
         if const_expr(s.trips == 1):
-            if tidx < s.columns:
+            if tidx < s.groups:
                 for peer in cutlass.range_constexpr(s.cluster_n):
                     reduce.store_remote(mine, sC, (column, rank), barriers, Int32(peer))
             cute.arch.mbarrier_wait(barriers, 0)
             theirs = [reduce.unpack(sC[column, i]) for i in range(s.cluster_n)]
             return whole.merge_all(theirs)
-        if tidx < s.columns:
+        if tidx < s.groups:
             at = (column % each * s.cluster_n + rank, 0)
             reduce.store_remote(mine, sC, at, barriers, column // each)
         cute.arch.mbarrier_wait(barriers, 0)
         # The states of one column lie in neighbouring threads, one for each CTA; each sends the result to one.
         merged = whole.lanes(reduce.unpack(sC[column, 0]), s.cluster_n)
-        if tidx < s.columns:
+        if tidx < s.groups:
             at = (rank * each + column // s.cluster_n, 1)
             reduce.store_remote(merged, sC, at, barriers + 1, column % s.cluster_n)
         cute.arch.mbarrier_wait(barriers + 1, 0)
@@ -120,7 +143,7 @@ class Merge:
         """Per slot the state, from column t's in thread t."""
         tidx, sC = item.launch.tidx, item.launch.shared.sC
         cute.arch.barrier()
-        if tidx < self.spec.columns:
+        if tidx < self.spec.groups:
             sC[tidx + self.spec.before, 0] = reduce.pack(mine)
         cute.arch.barrier()
         return self.of_slots(item)
@@ -130,8 +153,19 @@ class Merge:
         panel's."""
         return item.launch.a * self.spec.slots + self.spec.before - item.shift
 
+    def groups(self, item: Item) -> list[Int32]:
+        """Per slot where the state of its group lies in shared memory."""
+        s, column = self.spec, self.column(item)
+        if s.rows_abreast == 1:
+            return [column + v for v in range(s.slots)]
+        beside = item.launch.spacing // s.rows_abreast
+        found = [column % beside]
+        for _ in range(1, s.slots):
+            following = found[-1] + 1
+            found.append(select(following < beside, following, 0))
+        return found
+
     def of_slots(self, item: Item) -> list:
         """Per slot the state that lies in shared memory."""
-        s = self.spec
-        sC, column = item.launch.shared.sC, self.column(item)
-        return [reduce.unpack(sC[column + v, 0]) for v in range(s.slots)]
+        sC = item.launch.shared.sC
+        return [reduce.unpack(sC[group, 0]) for group in self.groups(item)]

@@ -73,6 +73,7 @@ class PanelKernel:
         that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `exchange`; chunks: of a
         share, see `ahead`; spacing: groups from a panel to the next; exchange_bytes: bytes of all exchange points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
+        where rows lie side by side the columns of the last of them;
         with exchange points the address of zeroed memory for them, and behind them for the parts' states; the numbers
         of the prologue (floats by their bits); then of each operand the address in bytes and the strides in elements of
         the kept and of the reduced modes, the fastest first.
@@ -120,6 +121,9 @@ class PanelKernel:
         # Tensors.
         modes = s.kept_modes + s.reduced_modes
         sizes, operands = [Int32(n) for n in rest[: modes - 2]], rest[modes - 2 :]
+        last_row = Int32(0)
+        if const_expr(s.rows_abreast > 1):
+            last_row, operands = Int32(operands[0]), operands[1:]
         exchanges, names = Int64(0), s.prologue.numbers
         if const_expr(s.exchange):
             exchanges, operands = operands[0], operands[1:]
@@ -170,6 +174,7 @@ class PanelKernel:
             patience=patience,
             chunks=chunks,
             spacing=spacing if const_expr(s.columns > 1) else Int32(1),  # registers are for the row
+            last_row=last_row,
             kept_sizes=sizes[: s.kept_modes - 1],
             reduced_sizes=sizes[s.kept_modes - 1 :],
             mX=mX,

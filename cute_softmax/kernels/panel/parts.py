@@ -118,7 +118,7 @@ class Parts:
     def place(self, item: Item, part: Int32, column: Int32) -> Int64:
         """Where the state of a column of a part lies."""
         s = self.spec
-        return item.states + (Int64(part) * s.columns + column) * s.published_bytes
+        return item.states + (Int64(part) * s.groups + column) * s.published_bytes
 
     @cute.jit
     def publish(self, item: Item, mine: tuple):
@@ -126,9 +126,9 @@ class Parts:
         `aligned`, are nobody's: of nothing, which is not zero, either."""
         s, column = self.spec, item.launch.tidx
         if const_expr(s.aligned):
-            known, identity = column < s.columns - s.before, self.math.whole.identity
+            known, identity = column < s.groups - s.before, self.math.whole.identity
             mine = tuple(select(known, x, Float32(no)) for x, no in zip(mine, identity, strict=True))
-        if column < s.columns:
+        if column < s.groups:
             exchange.publish(self.place(item, item.part, column), mine)
 
     def unseen(self, item: Item, first: Int32) -> cute.Tensor:
@@ -163,7 +163,7 @@ class Parts:
         seen: what `look` has read, where it reads all at once."""
         s, launch = self.spec, item.launch
         sC, words, identity = launch.shared.sC, launch.shared.words, self.math.whole.identity
-        reader, column = launch.tidx // s.columns, launch.tidx % s.columns
+        reader, column = launch.tidx // s.groups, launch.tidx % s.groups
         if reader < s.readers:
             rS = nothing(self.math, 1)
             begin = cute.arch.globaltimer()
@@ -194,7 +194,7 @@ class Parts:
                 sC[column + s.before, reader] = reduce.pack(state)
         cute.arch.barrier()
         if const_expr(not s.lanes_read):
-            if launch.tidx < s.columns:
+            if launch.tidx < s.groups:
                 theirs = [reduce.unpack(sC[launch.tidx + s.before, i]) for i in range(s.readers)]
                 sC[launch.tidx + s.before, 0] = reduce.pack(self.math.whole.merge_all(theirs))
             cute.arch.barrier()

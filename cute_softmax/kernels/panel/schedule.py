@@ -5,6 +5,7 @@ from cutlass import Int32, const_expr
 
 from ...plan import PanelClass
 from ..maths.maths import RowMath
+from .abreast import AbreastChunks
 from .aligned import AlignedChunks
 from .chunks import Chunks
 from .merge import Merge
@@ -14,14 +15,21 @@ from .shift import ShiftedChunks
 from .work import Item, chunk_at
 
 
+def chunks_of(spec: PanelClass) -> type[Chunks]:
+    """How chunks of a class reach the threads."""
+    if spec.rows_abreast > 1:
+        return AbreastChunks
+    if spec.shifted:
+        return AlignedChunks if spec.aligned else ShiftedChunks
+    return Chunks
+
+
 class Schedule:
     """The parts of a kernel that every order of work is made of."""
 
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math = spec, math
-        self.chunks = (AlignedChunks if spec.aligned else ShiftedChunks if spec.shifted else Chunks)(
-            spec, math
-        )
+        self.chunks = chunks_of(spec)(spec, math)
         self.scalars = Scalars(spec, math)
         self.scores = self.scalars.scores
         self.merge = Merge(spec, math)

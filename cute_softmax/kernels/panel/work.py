@@ -60,6 +60,7 @@ class Launch:
     patience: Int32
     chunks: Int32
     spacing: Int32
+    last_row: Int32
     kept_sizes: list[Int32]
     reduced_sizes: list[Int32]
     mX: list[GlobalTensor]
@@ -106,7 +107,8 @@ class Item:
     """One item of a CTA's work: which part of which panel, and which elements of this thread's groups.
 
     starts: of each operand, from its beginning to that of the thread's first group; inside: whether that exists.
-    shift: groups from that to where it would be if rows began with blocks, see `aligned`.
+    shift: groups from that to where it would be if rows began with blocks, see `aligned`; tail: where rows lie side by
+    side, elements of the thread's last vector, which may end outside the tensor; short: 1 if it has none in the last row.
     head: elements before a row's first line; first, end: the elements that the CTA takes.
     sync, states: addresses of the panel's exchange point, and of its parts' states.
     position: of the thread's first group, see `Prologue.causal`; numbers: what the prologue has for its groups, once
@@ -120,6 +122,8 @@ class Item:
     inside: Boolean
     line: Line | None
     shift: Int32 | int
+    tail: Int32 | int
+    short: Int32 | int
     head: Int32
     first: Int32
     end: Int32
@@ -132,7 +136,8 @@ class Item:
 @dataclass(frozen=True)
 class Chunk:
     """What is copied at a time: of the groups that begin at `starts` the elements from `at` on, of which so many are
-    `left` from this thread's first on; rest: as many, whether or not its groups exist. wanted: see `Line`."""
+    `left` from this thread's first on; rest: as many, whether or not its groups exist. wanted: see `Line`; where rows lie
+    side by side `Item.tail`."""
 
     starts: list[Int64]
     at: Int32
@@ -170,6 +175,12 @@ def item_of(launch: Launch, index: Int32) -> Item:
     end = smaller(first + launch.share, body)
     if s.edges:  # the body may be shorter than another row's by a part's whole share
         first, end = head + first, head + larger(first, end)
+    tail, short = s.vector, 0
+    if s.rows_abreast > 1:
+        there = smaller(larger(launch.last_row - launch.a * s.slots, 0), s.vector)
+        there = select(end == launch.length, there, s.vector)
+        short = 1 - smaller(there, 1)
+        tail = there + short * s.vector
     return Item(
         launch=launch,
         index=index,
@@ -181,8 +192,10 @@ def item_of(launch: Launch, index: Int32) -> Item:
         first=first,
         end=end,
         shift=shift,
+        tail=tail,
+        short=short,
         sync=launch.exchanges + wide(tile) * (4 * exchange_words(launch.parts)),
-        states=launch.states + wide(tile) * launch.parts * (s.columns * s.published_bytes),
+        states=launch.states + wide(tile) * launch.parts * (s.groups * s.published_bytes),
         position=kept[s.query] - (shift if s.query == 0 else 0),
     )
 
@@ -211,7 +224,7 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
 def left(item: Item, at: Int32) -> Int32:
     """How much of a group there is from this thread's first element of the chunk at `at` on: vector k exists where more
     than k * down * unit is left."""
-    return select(item.inside, rest(item, at), 0)
+    return select(item.inside, rest(item, at) - item.short, 0)
 
 
 def rest(item: Item, at: Int32) -> Int32:
@@ -221,7 +234,7 @@ def rest(item: Item, at: Int32) -> Int32:
 
 def chunk_at(item: Item, at: Int32) -> Chunk:
     """The chunk of an item that begins at an element."""
-    wanted = item.line.wanted if item.line else None
+    wanted = item.line.wanted if item.line else item.tail if item.launch.spec.rows_abreast > 1 else None
     return Chunk(item.starts, at, left(item, at), rest(item, at), wanted)
 
 
