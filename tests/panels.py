@@ -18,7 +18,7 @@ import classes
 import numpy as np
 
 from cute_softmax.kernels.common.copy import GlobalTensor
-from cute_softmax.kernels.panel import aligned, work
+from cute_softmax.kernels.panel import abreast, aligned, work
 from cute_softmax.kernels.panel import shift as shift_module
 from cute_softmax.plan import MATHS, MODES, WARP, PanelClass, PanelPlan
 from cute_softmax.plan.hardware import ARCHITECTURES
@@ -60,6 +60,8 @@ def forced(
     alone = config.alone and made.kernel.orientation == "column"
     # Several threads along a group, so that there is something to exchange; unless they are alone.
     widest = min(config.threads // max(made.kernel.slots, 2), WARP)
+    if made.kernel.rows_abreast > 1:  # a panel has all columns
+        across, widest = None, config.threads // 2
     c = replace(
         made.kernel,
         # Shifted lines have two lanes and more.
@@ -126,7 +128,11 @@ def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelP
         plan = forced(made, config, parts, across=across, resident=resident[0] if resident else None)
         if not config.ahead or plan.chunks <= plan.kernel.most_chunks:
             yield name, plan
-        if plan.kernel.orientation == "column" and name in ("one CTA", "exchange, streaming"):
+        if (
+            plan.kernel.orientation == "column"
+            and plan.kernel.rows_abreast == 1
+            and name in ("one CTA", "exchange, streaming")
+        ):
             vectors = plan.kernel.advance // plan.kernel.slots
             yield (
                 f"{name}, narrower panels",
@@ -168,6 +174,7 @@ def launch_of(plan: PanelPlan, tidx: np.ndarray | int, rank: int = 0) -> work.La
         patience=patience,
         chunks=chunks,
         spacing=spacing,
+        last_row=sizes.pop() if c.rows_abreast > 1 else 0,
         kept_sizes=sizes[: c.kept_modes - 1],
         reduced_sizes=sizes[c.kept_modes - 1 :],
         mX=mX,
@@ -224,11 +231,18 @@ class Walk:
         """Elements that exist, (item, thread, element): the group of each, and its place in each operand. addresses: of
         an operand's first elements, in bytes; slots: 1 where elements lie across groups, else 0."""
         v = np.arange(exists.shape[-1])
-        found = [self.group[..., None] + v * slots]
+        found = [self.group_of(self.group[..., None] + v * slots)]
         for i, mX in enumerate(self.launch.mX):
             place = (addresses(i) - mX.address)[..., None] // mX.itemsize
             found.append(place + v * (self.neighbour(i) if i < self.full else slots * mX.kept[0]))
         return np.stack([np.broadcast_to(f, exists.shape)[exists] for f in found], -1)
+
+    def group_of(self, column: np.ndarray) -> np.ndarray:
+        """The number of the group that a column is of."""
+        if self.c.rows_abreast == 1:
+            return column
+        beside = self.plan.abreast // self.c.rows_abreast
+        return column // self.plan.abreast * beside + column % self.plan.abreast % beside
 
     def places(self, n: int) -> Iterator[tuple[np.ndarray, np.ndarray, work.Chunk]]:
         """(each operand's addresses, whether there is a vector, the chunk) of each step of chunk n."""
@@ -269,11 +283,14 @@ class Walk:
         """What chunk n touches, where each vector is one access or several whole ones."""
         c = self.c
         self.check_alike(n)
-        for addresses, exists, _ in self.places(n):
+        for k, (addresses, exists, chunk) in enumerate(self.places(n)):
             for i in range(self.full):
                 width = max(c.accesses[i], 1) * self.launch.mX[i].itemsize
                 self.unaligned += np.count_nonzero(addresses[i][exists] % width)
             exists = np.repeat(exists[..., None], c.vector, -1)
+            if c.rows_abreast > 1:
+                there = np.where(abreast.is_last(c, chunk.left, k), chunk.wanted, c.vector)
+                exists = exists & (np.arange(c.vector) < there[..., None])
             yield self.rows(exists, addresses.__getitem__, int(c.orientation == "column"))
 
     def copied(self, n: int) -> Iterator[np.ndarray]:
@@ -368,7 +385,10 @@ class Walk:
             self.item.inside & (self.launch.d == 0) & (self.item.part == 0), self.group.shape
         )
         exists = np.repeat(exists[..., None], self.c.slots, -1)
-        if self.c.aligned:
+        if self.c.rows_abreast > 1:
+            column = (self.launch.a * self.c.slots)[:, None] + np.arange(self.c.slots)
+            exists = exists & (column < self.plan.abreast // self.c.rows_abreast)
+        elif self.c.aligned:
             exists = exists & self.own(self.launch.spacing)
         elif self.c.shifted:
             exists = exists & (np.arange(self.c.slots) < self.item.line.beside[..., None])
@@ -462,7 +482,8 @@ def check_numbers(made: PanelPlan):
     assert 0 < made.ctas <= made.tiles * made.parts
     # A thread's share of the panel.
     assert c.across & (c.across - 1) == 0 and c.across * c.down == c.threads
-    assert c.down == 1 or (c.columns <= c.threads and c.across <= WARP), "a thread for each column's state"
+    assert c.down == 1 or c.groups <= c.threads, "a thread for each group's state"
+    assert c.down == 1 or c.rows_abreast > 1 or c.across <= WARP
     assert c.down > 1 or not (c.exchange or c.streaming or c.cluster_n > 1), "nothing is exchanged"
     assert c.chunk_steps * c.buffers == c.steps and c.chunk * c.buffers == c.tile
     assert made.chunks * c.chunk >= made.share
@@ -473,8 +494,13 @@ def check_numbers(made: PanelPlan):
         assert made.chunks - c.registers + c.ahead <= c.buffers
         assert made.ctas % made.parts == 0 or made.ctas < made.parts
     # Groups and their parts.
-    assert made.length == problem.length == math.prod(made.reduced)
-    assert math.prod(made.kept) == problem.groups == made.groups
+    assert made.length == math.ceil(problem.length / c.rows_abreast) == math.prod(made.reduced)
+    assert math.prod(made.kept) == problem.groups * c.rows_abreast == made.groups
+    if c.rows_abreast > 1:
+        beside = made.abreast // c.rows_abreast
+        rows = (made.length - 1) * c.rows_abreast
+        assert made.abreast == made.advance <= c.columns and c.vector * ITEM_SIZE[c.dtypes[0]] <= 16
+        assert made.last_row == beside * (problem.length - rows) and beside <= c.groups
     if c.shifted:
         assert made.tiles * made.abreast == math.ceil(made.abreast / made.advance) * made.groups
         assert (
@@ -535,7 +561,7 @@ def check_merging(c: PanelClass, parts: int):
         check_warps(c)
     if c.exchange:
         read = sorted(p for reader in range(c.readers) for p in range(reader, parts, c.readers))
-        assert read == list(range(parts)) and c.readers * c.columns <= c.threads
+        assert read == list(range(parts)) and c.readers * c.groups <= c.threads
         assert c.readers <= (WARP if c.lanes_read else c.peers.shape[1])
     check_cluster(c)
 
@@ -574,8 +600,8 @@ def check_cluster(c: PanelClass):
     if c.trips == 1:
         assert c.cluster_n <= c.peers.shape[1]
         return
-    each, slots = c.columns // c.cluster_n, c.columns
-    assert each * c.cluster_n == c.columns <= c.threads and c.cluster_n <= WARP
+    each, slots = c.groups // c.cluster_n, c.groups
+    assert each * c.cluster_n == c.groups <= c.threads and c.cluster_n <= WARP
     assert c.peers.shape[1] >= c.trips
     # Thread `column` of CTA `rank` sends its state to a slot of the CTA that merges the column.
     sent = {

@@ -170,7 +170,7 @@ def _columns(g: Groups, kind: str) -> PanelPlan | None:
         return made
     beside = math.ceil(panels / at_once) * at_once // (g.groups // g.abreast)  # in a row of memory
     step = 2 * c.slots
-    return replace(made, spacing=min(math.ceil(g.abreast / beside / step) * step, c.advance))
+    return replace(made, spacing=min(math.ceil(g.abreast / beside / step) * step, c.advance_of(g.abreast)))
 
 
 def _held_parts(g: Groups, c: PanelClass, resident: int) -> int:

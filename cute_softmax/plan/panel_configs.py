@@ -17,7 +17,9 @@ NARROWEST_BYTES = 32  # a sector of L2
 # such vectors for.
 SHIFTED_BELOW_BYTES = 8
 SHIFTED_FROM, LONG_COLUMNS = 48, 1 << 17
-MOST_ABREAST = 64  # columns of rows of memory that lie side by side in a panel
+# Rows of memory lie side by side in a panel where they have so many bytes at most, and vectors of their own would be
+# single elements; of so many rows of a panel.
+ABREAST_BYTES, ABREAST_ROWS = 128, 32
 ALIGNED_INSTRUCTIONS = 0.8  # of such columns where all rows of a thread begin alike: 0.65 to 0.89 (emulated)
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a

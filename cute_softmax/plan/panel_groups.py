@@ -11,9 +11,10 @@ from .maths import CACHE_LINE, WARP, Math, NotPlanned
 from .modes import MODES, access_of, padded, step_of
 from .panel_class import PanelClass
 from .panel_configs import (
+    ABREAST_BYTES,
+    ABREAST_ROWS,
     INVARIANT_ROWS,
     LONG_COLUMNS,
-    MOST_ABREAST,
     NARROWEST_BYTES,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
@@ -165,8 +166,11 @@ class Groups:
         """The class of a configuration; narrowed: by which factor panels are narrower than it says."""
         column, size = self.orientation == "column", ALIGNMENT // self.widest
         width = min(self.vector, config.vector_bytes // size) if column else self.vector
-        # Up to the end of the block that the last group's result may lie in.
-        beyond = width - 1 if self.aligned or (self.shifted and self.facts.outputs) else 0
+        # Up to the end of the block that the last group's result may lie in; where blocks stay as they lie, so many that
+        # one panel has all groups in all rows of its threads, see `PanelClass.advance_of`.
+        beyond = width - 1 if self.shifted and self.facts.outputs else 0
+        if self.aligned:
+            beyond = -self.abreast % width + width
         across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
         if self.rows_abreast > 1:
             across = _power(self.abreast // width)
@@ -378,16 +382,14 @@ def _alike(problem: Problem, modes: list[Mode], vector: int, facts: Math) -> boo
 def _rows_abreast(
     problem: Problem, kept: list[Mode], reduced: list[Mode], inner: Mode, widest: int, facts: Math
 ) -> int:
-    """How many rows of memory make whole vectors, where rows of few columns follow each other; else 1."""
-    rows = widest // math.gcd(widest, inner.size)
-    followed = len(reduced) == 1 and all(
-        inner.strides[i] == 1 and reduced[0].strides[i] == inner.size for i in facts.main
-    )
-    if not (followed and facts.outputs and 1 < inner.size <= MOST_ABREAST):
+    """How many rows of memory make whole vectors, where rows of few columns, an odd number, follow each other; else 1."""
+    few = inner.size * ALIGNMENT // widest <= ABREAST_BYTES and problem.length >= ABREAST_ROWS * widest
+    if not (few and inner.size > 1 and inner.size % 2 and facts.outputs and len(reduced) == 1):
         return 1
+    followed = all(inner.strides[i] == 1 and reduced[0].strides[i] == inner.size for i in facts.main)
     begins = [problem.offsets[i] for i in facts.main]
     begins += [m.strides[i] for m in kept if m is not inner and m.size > 1 for i in facts.main]
-    return 1 if problem.length < rows or any(n % widest for n in begins) else rows
+    return widest if followed and not any(n % widest for n in begins) else 1
 
 
 def _power(number: int) -> int:

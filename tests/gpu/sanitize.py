@@ -14,6 +14,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --movements short (rows of a few elements that lie one behind another)
     --movements stream (long rows that are only read, tile after tile)
     --movements shifted (columns that begin off vector boundaries)
+    --movements abreast (few columns, of which several rows lie side by side)
     --movements losses (losses in one visit, the kernels around them, routers)
     --movements scores (columns and rows that several CTAs share, of scores)
     --movements shards (rows that ranks share, one rank after another)
@@ -301,6 +302,20 @@ def shifted_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             yield from forced_job(made, config, parts, across, patience, shape, (0,), stride, 1)
 
 
+def abreast_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
+    """Few columns, several rows side by side, the last of which ends anywhere: in clusters, and in parts of which none
+    waits, too."""
+    device = launch.device_facts(0)
+    for name in (n for n in PANELS if n in maths and MATHS[n, True].outputs):
+        for shape, dtype in product(((301, 9), (2001, 5), (40007, 19)), names):
+            made = plan_panel(name, panels.problem_of(name, (dtype,) * 2, shape, (0,)), device, False)
+            assert made.kernel.rows_abreast > 1, made.kernel.name
+            for patience in (made.patience, 0) if made.kernel.exchange else (made.patience,):
+                run = partial(check_panel, replace(made, patience=patience), shape, (0,), shape[1], 0)
+                what = f"{name} {dtype} {made.kernel.name}, {shape[0]} x {shape[1]}, patience {patience}"
+                yield Job((made.kernel,), shape[0] * shape[1], what, run)
+
+
 def check_panel(
     made: PanelPlan, shape: tuple[int, int], dims: tuple[int, ...], stride: int, offset: int
 ) -> float:
@@ -365,6 +380,8 @@ def main() -> int:
         found += panel_jobs(options.maths, options.dtypes)
     if "shifted" in options.movements:
         found += shifted_jobs(options.maths, options.dtypes)
+    if "abreast" in options.movements:
+        found += abreast_jobs(options.maths, options.dtypes)
     if "losses" in options.movements:
         found += sanitize_losses.jobs(launch.device_facts(0), options.dtypes)
     if "shards" in options.movements:

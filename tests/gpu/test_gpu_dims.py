@@ -9,7 +9,7 @@ import torch
 from building import build
 from checking import DTYPES, check_backward, check_softmax, equal_bits, random
 
-from cute_softmax import softmax, softmax_backward
+from cute_softmax import plan_softmax, softmax, softmax_backward
 from cute_softmax.plan import WARP, plan_call
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
@@ -91,6 +91,27 @@ def test_first_dimension(length, dtype):
         dy = random(x.shape, x.dtype, seed=width)
         dx = calls.backward(dy, y, 0)
         assert equal_bits(softmax_backward(dy, y, 0), dx)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "shape", [(301, 3), (1009, 9), (70, 304, 17), (200, 2048, 9), (40007, 31), (1000003, 15)], ids=str
+)
+def test_few_columns(shape, dtype):
+    """An odd number, so that several rows lie side by side in a panel; also over the elements, and with -inf and NaN."""
+    dim = len(shape) - 2
+    x = random(shape, DTYPES[dtype], seed=3, scale=3.0)
+    assert plan_softmax(x, dim).kernel.rows_abreast > 1
+    x.select(dim, shape[dim] - 1)[..., 1] = -math.inf
+    y = softmax(x, dim)
+    check_softmax(y, x, dim)
+    assert equal_bits(softmax(x, dim), y), "a second call gave other bits"
+    dy = random(shape, x.dtype, seed=4)
+    check_backward(softmax_backward(dy, y, dim), dy, y, dim)
+    over = x.clone()
+    assert equal_bits(softmax(over, dim, out=over), y)
+    x.select(dim, 5)[..., 0] = math.nan
+    assert softmax(x, dim)[..., 0].isnan().all() and equal_bits(softmax(x, dim)[..., 1:], y[..., 1:])
 
 
 @dtypes

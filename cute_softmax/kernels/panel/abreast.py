@@ -12,7 +12,7 @@ A group has several columns, whose partial results are merged (`merge`). All els
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64
 
 from ...plan import PanelClass
 from ..common.copy import load_async, store
@@ -62,7 +62,7 @@ class AbreastChunks(BlockChunks):
         for k, address in enumerate(places(launch, i, item.starts[i], at)):
             tXrY, exists = self.results(item, k, at, where, states), rest > k * s.down
             whole = exists
-            if const_expr(ends):
+            if ends:
                 last = is_last(s, rest, k)
                 whole = exists & (last == 0)
                 self.store_scalars(address, tXrY, lambda v, last=last: last & (v < item.tail))
