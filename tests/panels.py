@@ -569,7 +569,7 @@ def check_merging(c: PanelClass, parts: int):
 def check_places(c: PanelClass):
     """Raise AssertionError unless each thread's results of aligned blocks have places of their own, wherever its rows
     begin, and those of the panel's columns some of each row of threads."""
-    places, rows, _ = c.reduction_buffer.shape
+    places, rows, _ = (mode.size for mode in c.reduction_buffer)
     assert rows == c.down and places == c.columns + c.before
     for shift in range(c.vector):
         found = [a * c.slots + c.before - shift + v for a in range(c.across) for v in range(c.slots)]

@@ -104,7 +104,7 @@ def cluster(view: View) -> Figure:
         return Use((column,), f"T{column}", f"from CTA {cta}")
 
     columns, ctas = c.columns, c.cluster_n
-    layout = Layout((columns, ctas), c.peers.stride)
+    layout = Layout((c.peers.shape[0], ctas), c.peers.stride)
     buffer = Slots(
         "",
         f"{SHARED}, peers",
@@ -230,7 +230,7 @@ def exchange(view: View) -> Figure:
     merged = view.slots(
         "merged by each reader, in shared memory",
         f"{SHARED}, peers",
-        Layout((c.columns, c.readers), c.peers.stride),
+        Layout((c.peers.shape[0], c.readers), c.peers.stride),
         c.whole_bytes,
         "reader",
         read,

@@ -352,15 +352,30 @@ class PanelClass(ClassBase):
         Of aligned blocks, of which each thread has a slot, a stage takes the place of the one before: that has been
         merged, and goes back to the threads through its first row alone, which is left.
         """
-        shape = columns, *_ = self.columns + self.before, self.warps_down, self.stages
-        return Layout(shape, (1, columns, columns)) if self.aligned else Layout.ordered(shape, (0, 1, 2))
+        columns, rows = self.apart, self.warps_down
+        row = columns.size
+        return Layout(
+            (columns.shape, rows, self.stages), (columns.stride, row, row if self.aligned else row * rows)
+        )
 
     @property
     def peers(self) -> Layout:
         """(column, CTA of the cluster, trip or reader of parts) -> slot of a state."""
         readers = self.readers if self.exchange and not self.lanes_read else 1
         senders = self.cluster_n if self.trips == 1 else self.trips
-        return Layout.ordered((self.groups + self.before, max(senders, readers)), (0, 1))
+        columns = self.apart if self.rows_abreast == 1 else Layout(self.groups)
+        return Layout((columns.shape, max(senders, readers)), (columns.stride, columns.size))
+
+    @property
+    def apart(self) -> Layout:
+        """Column -> slot: those of a vector lie apart, for threads side by side take the same element of their vectors
+        at a time, and would meet the same banks."""
+        vectors = self.across + self.before // self.slots
+        return Layout((self.slots, vectors), (vectors, 1)) if self.slots > 1 else Layout(vectors)
+
+    def merged_by(self, column: int) -> int:
+        """The first thread that merges a column: neighbours merge slots that are neighbours."""
+        return column % self.slots * self.across + column // self.slots if self.rows_abreast == 1 else column
 
     @property
     def shared_memory(self) -> int:

@@ -15,14 +15,15 @@ from .work import Item
 
 
 class Merge:
-    """Column t of a panel is merged by thread t; a thread holds elements of the columns in its slots."""
+    """Thread t merges the t-th slot of a panel's columns, see `place`; a thread holds elements of the columns in its
+    slots."""
 
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math = spec, math
         self.slot = reduce.slot_type(math.whole)
 
     def reduce(self, item: Item, partials: Callable[[int, list], list]) -> tuple[tuple, list]:
-        """(the state of all of the CTA's elements of column t, in thread t; per slot the stages before the last).
+        """(the state of all of the CTA's elements of a column, in thread t; per slot the stages before the last).
 
         A thread that has its columns for itself exchanges nothing, and has per slot the whole state instead. The
         largest elements of all first, then the sums of exponentials relative to them, and so on: nothing is ever
@@ -43,7 +44,7 @@ class Merge:
         return mine, carry
 
     def reduce_states(self, item: Item, states: list[tuple]) -> tuple:
-        """`reduce` of states, per slot this thread's: the state of column t in thread t."""
+        """`reduce` of states, per slot this thread's: the state of a column in thread t."""
         refer = self.math.whole.refer
         merged, _ = self.reduce(
             item,
@@ -60,10 +61,10 @@ class Merge:
         stage: cutlass.Constexpr[int],
         spread: cutlass.Constexpr[bool],
     ) -> tuple:
-        """Merge the threads' results of a stage: that of column t in thread t and, if `spread`, per slot in every
+        """Merge the threads' results of a stage: that of a column in thread t and, if `spread`, per slot in every
         thread."""
         s, tidx = self.spec, item.launch.tidx
-        sB, column = item.launch.shared.sB[None, None, stage], self.column(item)
+        sB, places = item.launch.shared.sB[None, None, stage], self.places(item)
         lane, row, partials = cute.arch.lane_idx(), tidx // max(s.across, WARP), totals
         if const_expr(s.aligned):
             lane, row = item.launch.a, item.launch.d
@@ -71,19 +72,19 @@ class Merge:
             partials = [op.lanes((t,), WARP, min(s.across, WARP))[0] for t in totals]
         if lane < s.across:
             for v in cutlass.range_constexpr(s.slots):
-                sB[column + v, row] = partials[v]
+                sB[places[v], row] = partials[v]
         cute.arch.barrier()
         if const_expr(s.rows_abreast > 1):
             self.across_rows(item, op, sB)
-        mine = tidx % s.groups
-        merged = op.all([sB[mine + s.before, i] for i in range(1 if s.rows_abreast > 1 else s.warps_down)])
+        mine = self.place(tidx)
+        merged = op.all([sB[mine, i] for i in range(1 if s.rows_abreast > 1 else s.warps_down)])
         everywhere = None
         if const_expr(spread):
             cute.arch.barrier()
             if tidx < s.groups:
-                sB[mine + s.before, 0] = merged
+                sB[mine, 0] = merged
             cute.arch.barrier()
-            everywhere = [sB[group, 0] for group in self.groups(item)]
+            everywhere = [sB[place, 0] for place in self.groups(item)]
         return merged, everywhere
 
     @cute.jit
@@ -91,13 +92,13 @@ class Merge:
         """Merge what lies in the columns of a group, one in each of the rows that lie side by side, in its first."""
         s, launch = self.spec, item.launch
         turns = range(0, s.columns, s.threads)
-        found = [
-            op.all([sB[(launch.tidx + turn) % s.columns, i] for i in range(s.warps_down)]) for turn in turns
-        ]
+        places = [((launch.tidx + turn) % s.columns) for turn in turns]
+        places = [(place // s.across, place % s.across) for place in places]
+        found = [op.all([sB[place, i] for i in range(s.warps_down)]) for place in places]
         cute.arch.barrier()
-        for turn, number in zip(turns, found, strict=True):
+        for turn, place, number in zip(turns, places, found, strict=True):
             if launch.tidx + turn < s.columns:
-                sB[launch.tidx + turn, 0] = number
+                sB[place, 0] = number
         cute.arch.barrier()
         beside, group = launch.spacing // s.rows_abreast, launch.tidx % s.groups
         merged = op.all([sB[group + row * beside, 0] for row in range(s.rows_abreast)])
@@ -108,12 +109,12 @@ class Merge:
 
     @cute.jit
     def across_cluster(self, item: Item, mine: tuple) -> tuple:
-        """Merge the states of column t over the CTAs of the cluster, in thread t. In one trip each CTA sends all its
+        """Merge what thread t has merged over the CTAs of the cluster, in thread t. In one trip each CTA sends all its
         states to all; in two each merges those of its share of the columns, and sends what comes of them to all."""
         s, whole, launch = self.spec, self.math.whole, item.launch
         sC, barriers = launch.shared.sC, launch.shared.barriers
         tidx, rank = launch.tidx, launch.rank
-        column, each = tidx % s.groups, s.groups // s.cluster_n
+        column, each, place = tidx % s.groups, s.groups // s.cluster_n, self.place(tidx)
         if tidx < s.trips:
             received = s.groups * (s.cluster_n if const_expr(s.trips == 1) else 1) * self.slot.width // 8
             cute.arch.mbarrier_arrive_and_expect_tx(barriers + tidx, received)
@@ -122,50 +123,61 @@ class Merge:
         if const_expr(s.trips == 1):
             if tidx < s.groups:
                 for peer in cutlass.range_constexpr(s.cluster_n):
-                    reduce.store_remote(mine, sC, (column, rank), barriers, Int32(peer))
+                    reduce.store_remote(mine, sC, (place, rank), barriers, Int32(peer))
             cute.arch.mbarrier_wait(barriers, 0)
-            theirs = [reduce.unpack(sC[column, i]) for i in range(s.cluster_n)]
+            theirs = [reduce.unpack(sC[place, i]) for i in range(s.cluster_n)]
             return whole.merge_all(theirs)
         if tidx < s.groups:
-            at = (column % each * s.cluster_n + rank, 0)
+            at = (self.place(column % each * s.cluster_n + rank), 0)
             reduce.store_remote(mine, sC, at, barriers, column // each)
         cute.arch.mbarrier_wait(barriers, 0)
         # The states of one column lie in neighbouring threads, one for each CTA; each sends the result to one.
-        merged = whole.lanes(reduce.unpack(sC[column, 0]), s.cluster_n)
+        merged = whole.lanes(reduce.unpack(sC[place, 0]), s.cluster_n)
         if tidx < s.groups:
-            at = (rank * each + column // s.cluster_n, 1)
+            at = (self.place(rank * each + column // s.cluster_n), 1)
             reduce.store_remote(merged, sC, at, barriers + 1, column % s.cluster_n)
         cute.arch.mbarrier_wait(barriers + 1, 0)
-        return reduce.unpack(sC[column, 1])
+        return reduce.unpack(sC[place, 1])
 
     @cute.jit
     def spread(self, item: Item, mine: tuple) -> list:
-        """Per slot the state, from column t's in thread t."""
+        """Per slot of a thread the state, from what thread t has merged."""
         tidx, sC = item.launch.tidx, item.launch.shared.sC
         cute.arch.barrier()
         if tidx < self.spec.groups:
-            sC[tidx + self.spec.before, 0] = reduce.pack(mine)
+            sC[self.place(tidx), 0] = reduce.pack(mine)
         cute.arch.barrier()
         return self.of_slots(item)
 
-    def column(self, item: Item) -> Int32:
-        """Where the states of a thread's columns begin in shared memory, of which there are some `before` the
-        panel's."""
-        return item.launch.a * self.spec.slots + self.spec.before - item.shift
+    def place(self, t: Int32) -> Int32 | tuple[Int32, Int32]:
+        """The t-th slot in shared memory of a panel's columns, or groups: of neighbouring threads, neighbours."""
+        s, t = self.spec, t % self.spec.groups
+        if s.slots == 1 or s.rows_abreast > 1:
+            return t
+        return t // s.across, t % s.across + s.before // s.slots
 
-    def groups(self, item: Item) -> list[Int32]:
-        """Per slot where the state of its group lies in shared memory."""
-        s, column = self.spec, self.column(item)
+    def places(self, item: Item) -> list:
+        """Per slot of a thread that of its column in shared memory, where some columns lie `before` the panel's."""
+        s, a = self.spec, item.launch.a
+        if s.slots == 1:
+            return [a]
+        first = s.before - item.shift
+        log = s.slots.bit_length() - 1
+        return [((first + v) & (s.slots - 1), a + ((first + v) >> log)) for v in range(s.slots)]
+
+    def groups(self, item: Item) -> list:
+        """Per slot of a thread that of its group in shared memory."""
+        s = self.spec
         if s.rows_abreast == 1:
-            return [column + v for v in range(s.slots)]
+            return self.places(item)
         beside = item.launch.spacing // s.rows_abreast
-        found = [column % beside]
+        found = [item.launch.a * s.slots % beside]
         for _ in range(1, s.slots):
             following = found[-1] + 1
             found.append(select(following < beside, following, 0))
         return found
 
     def of_slots(self, item: Item) -> list:
-        """Per slot the state that lies in shared memory."""
+        """Per slot of a thread the state that lies in shared memory."""
         sC = item.launch.shared.sC
         return [reduce.unpack(sC[group, 0]) for group in self.groups(item)]

@@ -24,7 +24,7 @@ FOREVER = (1 << 31) - 1
 
 
 class Parts:
-    """What the CTAs of a panel's parts do for each other; column t's states are those of thread t."""
+    """What the CTAs of a panel's parts do for each other; thread t has the states of the column that it merges."""
 
     def __init__(self, spec: PanelClass, math: RowMath, chunks: Chunks, scalars: Scalars, merge: Merge):
         self.spec, self.math, self.chunks, self.scalars, self.merge = spec, math, chunks, scalars, merge
@@ -126,7 +126,7 @@ class Parts:
         `aligned`, are nobody's: of nothing, which is not zero, either."""
         s, column = self.spec, item.launch.tidx
         if const_expr(s.aligned):
-            known, identity = column < s.groups - s.before, self.math.whole.identity
+            known, identity = column % s.across < s.across - s.before // s.slots, self.math.whole.identity
             mine = tuple(select(known, x, Float32(no)) for x, no in zip(mine, identity, strict=True))
         if column < s.groups:
             exchange.publish(self.place(item, item.part, column), mine)
@@ -191,10 +191,11 @@ class Parts:
             if const_expr(s.lanes_read):
                 sC[0, 0] = reduce.pack(self.math.whole.lanes(state, reduce.WARP))
             else:
-                sC[column + s.before, reader] = reduce.pack(state)
+                sC[self.merge.place(column), reader] = reduce.pack(state)
         cute.arch.barrier()
         if const_expr(not s.lanes_read):
             if launch.tidx < s.groups:
-                theirs = [reduce.unpack(sC[launch.tidx + s.before, i]) for i in range(s.readers)]
-                sC[launch.tidx + s.before, 0] = reduce.pack(self.math.whole.merge_all(theirs))
+                place = self.merge.place(launch.tidx)
+                theirs = [reduce.unpack(sC[place, i]) for i in range(s.readers)]
+                sC[place, 0] = reduce.pack(self.math.whole.merge_all(theirs))
             cute.arch.barrier()
