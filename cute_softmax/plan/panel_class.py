@@ -41,8 +41,8 @@ class PanelClass(ClassBase):
     prologue: what happens to the scores before the math and to its results; query: which kept mode the index of has a
     group's position, counted from the fastest; alike: threads side by side whose vectors have the same element of an
     input with an access of 0, which they load for each other: a part of their `lanes`; aligned: whether threads keep
-    shifted columns in the blocks that memory has them in, see `kernels.panel.aligned`; rows_abreast: rows of memory that
-    lie side by side in a panel, where rows of few columns follow each other: so many make whole vectors, see
+    shifted columns in the blocks that memory has them in, see `kernels.panel.aligned`; rows_abreast: rows of memory
+    that lie side by side in a panel, where rows of few columns follow each other: so many make whole vectors, see
     `kernels.panel.abreast`.
     """
 
@@ -352,7 +352,7 @@ class PanelClass(ClassBase):
         Of aligned blocks, of which each thread has a slot, a stage takes the place of the one before: that has been
         merged, and goes back to the threads through its first row alone, which is left.
         """
-        columns, rows = self.apart, self.warps_down
+        columns, rows = self.column_slots, self.warps_down
         row = columns.size
         return Layout(
             (columns.shape, rows, self.stages), (columns.stride, row, row if self.aligned else row * rows)
@@ -363,19 +363,28 @@ class PanelClass(ClassBase):
         """(column, CTA of the cluster, trip or reader of parts) -> slot of a state."""
         readers = self.readers if self.exchange and not self.lanes_read else 1
         senders = self.cluster_n if self.trips == 1 else self.trips
-        columns = self.apart if self.rows_abreast == 1 else Layout(self.groups)
+        columns = self.column_slots if self.rows_abreast == 1 else Layout(self.groups)
         return Layout((columns.shape, max(senders, readers)), (columns.stride, columns.size))
 
     @property
-    def apart(self) -> Layout:
-        """Column -> slot: those of a vector lie apart, for threads side by side take the same element of their vectors
-        at a time, and would meet the same banks."""
+    def apart(self) -> bool:
+        """Whether slots of a thread's columns lie apart where states are exchanged: threads side by side take the same
+        element of their vectors at a time, and would meet the same banks.
+
+        Elsewhere one access takes several slots, by fewer registers: 38 columns, 12 CTAs of an SM, 128 us, apart 198
+        (H200, 2026-11-28; docs/experiments.md).
+        """
+        return self.slots > 1 and self.rows_abreast == 1 and (self.aligned or self.cluster_n > 1)
+
+    @property
+    def column_slots(self) -> Layout:
+        """Column -> slot, of those before the panel's, too."""
         vectors = self.across + self.before // self.slots
-        return Layout((self.slots, vectors), (vectors, 1)) if self.slots > 1 else Layout(vectors)
+        return Layout((self.slots, vectors), (vectors, 1)) if self.apart else Layout(self.slots * vectors)
 
     def merged_by(self, column: int) -> int:
         """The first thread that merges a column: neighbours merge slots that are neighbours."""
-        return column % self.slots * self.across + column // self.slots if self.rows_abreast == 1 else column
+        return column % self.slots * self.across + column // self.slots if self.apart else column
 
     @property
     def shared_memory(self) -> int:

@@ -13,6 +13,7 @@ from .panel_class import PanelClass
 from .panel_configs import (
     ABREAST_BYTES,
     ABREAST_ROWS,
+    ALIGNED_REGISTERS,
     INVARIANT_ROWS,
     LONG_COLUMNS,
     NARROWEST_BYTES,
@@ -31,11 +32,11 @@ class Groups:
     """What a problem asks of panels: along which modes vectors lie, how wide they are, and what is shared out.
 
     kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
-    vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
-    `PanelClass`, as are rows_abreast; aligned: whether blocks can be, where a thread's rows begin alike. boundary: bytes at whose multiples
-    rows of memory begin, at most a cache line. length: the longest body of a group. abreast: groups between the ends of
-    which panels lie. run: groups side by side that have the same
-    element of each input with an access of 0; 0 for all of them.
+    vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted,
+    rows_abreast: see `PanelClass`; aligned: whether blocks can be, where a thread's rows begin alike. boundary: bytes
+    at whose multiples rows of memory begin, at most a cache line. length: the longest body of a group. abreast: groups
+    between the ends of which panels lie, or columns of rows that lie side by side. run: groups side by side that have
+    the same element of each input with an access of 0; 0 for all of them.
     """
 
     math: str
@@ -166,8 +167,8 @@ class Groups:
         """The class of a configuration; narrowed: by which factor panels are narrower than it says."""
         column, size = self.orientation == "column", ALIGNMENT // self.widest
         width = min(self.vector, config.vector_bytes // size) if column else self.vector
-        # Up to the end of the block that the last group's result may lie in; where blocks stay as they lie, so many that
-        # one panel has all groups in all rows of its threads, see `PanelClass.advance_of`.
+        # Up to the end of the block that the last group's result may lie in; where blocks stay as they lie, so many
+        # that one panel has all groups in all rows of its threads, see `PanelClass.advance_of`.
         beyond = width - 1 if self.shifted and self.facts.outputs else 0
         if self.aligned:
             beyond = -self.abreast % width + width
@@ -207,9 +208,12 @@ class Groups:
         return c if streaming else self.room_for(c)
 
     def room_for(self, c: PanelClass) -> PanelClass:
-        """The class for as many CTAs, of those it says, as an SM has shared memory for."""
-        holds = self.device.architecture.holds
-        fitting = (n for n in range(c.min_blocks, 1, -1) if holds(n, c.shared_memory))
+        """The class for as many CTAs, of those it says, as an SM has shared memory for, and registers where blocks stay
+        as they lie."""
+        architecture, most = self.device.architecture, c.min_blocks
+        if c.aligned:
+            most = min(most, architecture.registers // (c.threads * c.slots * ALIGNED_REGISTERS))
+        fitting = (n for n in range(most, 1, -1) if architecture.holds(n, c.shared_memory))
         return replace(c, min_blocks=next(fitting, 1))
 
     def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
@@ -382,7 +386,7 @@ def _alike(problem: Problem, modes: list[Mode], vector: int, facts: Math) -> boo
 def _rows_abreast(
     problem: Problem, kept: list[Mode], reduced: list[Mode], inner: Mode, widest: int, facts: Math
 ) -> int:
-    """How many rows of memory make whole vectors, where rows of few columns, an odd number, follow each other; else 1."""
+    """How many rows of memory make whole vectors, where rows of few columns, an odd number, follow each other; or 1."""
     few = inner.size * ALIGNMENT // widest <= ABREAST_BYTES and problem.length >= ABREAST_ROWS * widest
     if not (few and inner.size > 1 and inner.size % 2 and facts.outputs and len(reduced) == 1):
         return 1

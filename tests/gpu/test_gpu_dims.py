@@ -98,7 +98,7 @@ def test_first_dimension(length, dtype):
     "shape", [(301, 3), (1009, 9), (70, 304, 17), (200, 2048, 9), (40007, 31), (1000003, 15)], ids=str
 )
 def test_few_columns(shape, dtype):
-    """An odd number, so that several rows lie side by side in a panel; also over the elements, and with -inf and NaN."""
+    """An odd number, so that several rows lie side by side in a panel; also in place, and with -inf and NaN."""
     dim = len(shape) - 2
     x = random(shape, DTYPES[dtype], seed=3, scale=3.0)
     assert plan_softmax(x, dim).kernel.rows_abreast > 1

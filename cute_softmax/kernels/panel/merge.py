@@ -92,8 +92,7 @@ class Merge:
         """Merge what lies in the columns of a group, one in each of the rows that lie side by side, in its first."""
         s, launch = self.spec, item.launch
         turns = range(0, s.columns, s.threads)
-        places = [((launch.tidx + turn) % s.columns) for turn in turns]
-        places = [(place // s.across, place % s.across) for place in places]
+        places = [(launch.tidx + turn) % s.columns for turn in turns]
         found = [op.all([sB[place, i] for i in range(s.warps_down)]) for place in places]
         cute.arch.barrier()
         for turn, place, number in zip(turns, places, found, strict=True):
@@ -150,19 +149,17 @@ class Merge:
         return self.of_slots(item)
 
     def place(self, t: Int32) -> Int32 | tuple[Int32, Int32]:
-        """The t-th slot in shared memory of a panel's columns, or groups: of neighbouring threads, neighbours."""
+        """The t-th slot in shared memory of a panel's columns, or groups: of neighbouring threads, neighbours. Some
+        columns lie `before` the panel's."""
         s, t = self.spec, t % self.spec.groups
-        if s.slots == 1 or s.rows_abreast > 1:
-            return t
-        return t // s.across, t % s.across + s.before // s.slots
+        return (t // s.across, t % s.across + s.before // s.slots) if s.apart else t + s.before
 
     def places(self, item: Item) -> list:
-        """Per slot of a thread that of its column in shared memory, where some columns lie `before` the panel's."""
+        """Per slot of a thread that of its column in shared memory."""
         s, a = self.spec, item.launch.a
-        if s.slots == 1:
-            return [a]
-        first = s.before - item.shift
-        log = s.slots.bit_length() - 1
+        if not s.apart:
+            return [a * s.slots + v for v in range(s.slots)]
+        first, log = s.before - item.shift, s.slots.bit_length() - 1
         return [((first + v) & (s.slots - 1), a + ((first + v) >> log)) for v in range(s.slots)]
 
     def groups(self, item: Item) -> list:
@@ -171,7 +168,7 @@ class Merge:
         if s.rows_abreast == 1:
             return self.places(item)
         beside = item.launch.spacing // s.rows_abreast
-        found = [item.launch.a * s.slots % beside]
+        found = [self.places(item)[0] % beside]
         for _ in range(1, s.slots):
             following = found[-1] + 1
             found.append(select(following < beside, following, 0))

@@ -107,8 +107,8 @@ class Item:
     """One item of a CTA's work: which part of which panel, and which elements of this thread's groups.
 
     starts: of each operand, from its beginning to that of the thread's first group; inside: whether that exists.
-    shift: groups from that to where it would be if rows began with blocks, see `aligned`; tail: where rows lie side by
-    side, elements of the thread's last vector, which may end outside the tensor; short: 1 if it has none in the last row.
+    shift: groups from that to where it would be if rows began with blocks, see `aligned`; where rows lie side by side
+    tail: elements of the thread's last vector, which may end outside the tensor; short: 1 if the last row has none.
     head: elements before a row's first line; first, end: the elements that the CTA takes.
     sync, states: addresses of the panel's exchange point, and of its parts' states.
     position: of the thread's first group, see `Prologue.causal`; numbers: what the prologue has for its groups, once
@@ -136,8 +136,8 @@ class Item:
 @dataclass(frozen=True)
 class Chunk:
     """What is copied at a time: of the groups that begin at `starts` the elements from `at` on, of which so many are
-    `left` from this thread's first on; rest: as many, whether or not its groups exist. wanted: see `Line`; where rows lie
-    side by side `Item.tail`."""
+    `left` from this thread's first on; rest: as many, whether or not its groups exist. wanted: see `Line`, or of rows
+    that lie side by side `Item.tail`."""
 
     starts: list[Int64]
     at: Int32
