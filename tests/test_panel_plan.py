@@ -272,7 +272,7 @@ def test_what_is_not_shifted():
         (1 << 16, 33, False),
         (1 << 17, 34, False),
     ):
-        made = panel_plan(problem_of("softmax", ("bf16",) * 2, (length, beside), (0,)), "softmax")
+        made = panel_plan(problem_of("softmax", ("fp32",) * 2, (length, beside), (0,)), "softmax")
         assert made.kernel.shifted == shifted, (length, beside)
     for shape, strides in (
         ((300, SHIFTED_FROM - 1), None),
@@ -345,9 +345,10 @@ def test_panels_of_rows_that_begin_off_lines(name, odd, outer):
             assert made.spacing == 0
             continue
         turns = math.ceil(made.tiles / at_once)
-        assert made.advance == c.advance or (made.advance < c.advance and made.advance % (2 * c.slots) == 0)
+        most = c.advance_of(made.abreast)
+        assert made.advance == most or (made.advance < most and made.advance % (2 * c.slots) == 0)
         assert turns * at_once - made.tiles < at_once
-        if math.ceil((beside + odd) / c.advance) * outer <= 5:
+        if math.ceil((beside + odd) / most) * outer <= 5:
             assert turns == 1
 
 
@@ -399,9 +400,11 @@ def test_vectors_are_whole_where_addresses_allow():
         problem = problem_of("softmax", ("bf16", "bf16"), shape, (0,), of, (*offsets, 0))
         c = panel_plan(problem, "softmax").kernel
         assert c.vector == 8 and c.shifted, (offsets, of)
-    for width, vector in ((40, 8), (44, 4), (45, 1), (2, 2)):
+    for width, vector, rows in ((40, 8, 1), (44, 4, 1), (45, 8, 8), (2, 2, 1)):
         made = panel_plan(problem_of("softmax", ("bf16", "bf16"), (3000, width), (0,)), "softmax")
-        assert made.kernel.vector == vector
+        assert (made.kernel.vector, made.kernel.rows_abreast) == (vector, rows)
+    made = panel_plan(problem_of("logsumexp", ("bf16", "fp32"), (3000, 45), (0,)), "logsumexp")
+    assert (made.kernel.vector, made.kernel.rows_abreast) == (1, 1)
 
 
 def test_every_pair_of_dimensions():

@@ -7,7 +7,7 @@ from layouts import figures as draw
 from layouts.figures import Figure, Slots, Use
 from layouts.figures.scene import count
 
-from ..plan import WARP
+from ..plan import WARP, PanelClass
 from .panel_view import GLOBAL, SHARED, View
 
 
@@ -32,7 +32,7 @@ def reduction_buffer(view: View) -> Figure:
 
     def merged(writer: int, wrote: str, column: int) -> Use:
         """What a thread has written, and those read that merge the column."""
-        readers = range(column, c.threads, c.columns)
+        readers = range(c.merged_by(column) % c.threads, c.threads, c.columns)
         note = f"written by {wrote}, read by " + (
             f"one thread in {c.columns}" if c.columns > 1 else "all threads"
         )
@@ -53,8 +53,8 @@ def reduction_buffer(view: View) -> Figure:
         return merged(writer, f"thread {writer}", column)
 
     def use(column: int, warp: int) -> Use:
-        lane = column // c.slots
-        return merged(warp * WARP + lane, f"lane {lane} of warp {warp}", column)
+        thread = warp * max(c.across, WARP) + column // c.slots
+        return merged(thread, f"lane {thread % WARP} of warp {thread // WARP}", column)
 
     buffers = [
         view.slots(
@@ -80,11 +80,21 @@ def reduction_buffer(view: View) -> Figure:
         "warps."
         if c.columns == 1
         else f"Each thread writes the results of its groups, of which {count(c.before, 'place')} may lie before the "
-        f"panel's; after a barrier thread t merges those of column t mod {c.columns}, from all rows of threads."
+        f"panel's; after a barrier thread t merges those in slot t mod {c.columns}, from all rows of threads."
         if c.aligned
-        else "Each lane that has merged a group's results writes them; after a barrier thread t merges those of column "
+        else "Each lane that has merged a group's results writes them; after a barrier thread t merges those in slot "
         f"t mod {c.columns}, from all warps."
     ]
+    if c.apart:
+        notes.append(
+            f"Slot t is that of column {c.slots} (t mod {c.across}) + t div {c.across}: threads side by side take the "
+            "same element of their vectors at a time, and neighbours merge neighbouring slots, in different banks."
+        )
+    if c.rows_abreast > 1:
+        notes.append(
+            f"Then thread t merges those of group t, which has a column in each of the {c.rows_abreast} rows that lie "
+            "side by side, and puts what they become into the first of them."
+        )
     if stages > 1:
         notes.append(
             "What stage 0 has found goes back through slot 0 of its column to all threads of the column: stage 1 "
@@ -103,14 +113,15 @@ def cluster(view: View) -> Figure:
     def use(column: int, cta: int) -> Use:
         return Use((column,), f"T{column}", f"from CTA {cta}")
 
-    columns, ctas = c.columns, c.cluster_n
-    layout = Layout((c.peers.shape[0], ctas), c.peers.stride)
+    columns, ctas = c.groups, c.cluster_n
+    layout, base = _merged(c, ctas)
     buffer = Slots(
         "",
         f"{SHARED}, peers",
         layout,
         c.whole_bytes,
         use,
+        base=base,
         shared=True,
         row_name="column",
         column_name="CTA",
@@ -123,7 +134,7 @@ def cluster(view: View) -> Figure:
     )
     return figure.noted(
         (
-            f"Thread t of each CTA does the same for column t, of {columns}. "
+            f"Thread t of each CTA does the same for its column, of {columns}. "
             if columns > 1
             else "Each CTA does so. "
         )
@@ -132,10 +143,23 @@ def cluster(view: View) -> Figure:
     )
 
 
+def _merged(c: PanelClass, others: int) -> tuple[Layout, int]:
+    """((the thread that merges a column, `others`) -> slot among the peers, the first slot's byte)."""
+    column, base = (Layout(c.groups), 0)
+    if c.apart:
+        apart = c.column_slots.stride[0]
+        column, base = Layout((c.across, c.slots), (1, apart)), c.before // c.slots
+    return Layout((column.shape, others), (column.stride, c.peers.stride[1])), base * c.whole_bytes
+
+
 def _two_trips(view: View) -> Figure:
     c = view.kernel
-    columns, ctas = c.columns, c.cluster_n
-    each = columns // ctas
+    columns, ctas = c.groups, c.cluster_n
+    each, (slots, base) = columns // ctas, _merged(c, 2)
+    # Of neighbouring slots each CTA has one.
+    in_line = min(c.across // ctas, each) if c.apart else each
+    line = slots.stride[0][1] if c.apart else columns
+    received = Layout(((in_line, each // in_line), ctas), ((ctas, line), 1))
 
     def sent(column: int, cta: int) -> Use:
         thread = column * ctas + cta
@@ -151,20 +175,21 @@ def _two_trips(view: View) -> Figure:
     first = view.slots(
         f"first trip: the states of all CTAs for columns 0 to {each - 1}, and the thread that reads each",
         f"{SHARED}, peers, first trip",
-        Layout((each, ctas), (ctas, 1)),
+        received,
         c.whole_bytes,
         "CTA",
         sent,
+        base=base,
         role="first trip",
     )
     second = view.slots(
         "second trip: the merged states of all columns",
         f"{SHARED}, peers, second trip",
-        Layout((columns, 1), (1, columns)),
+        Layout((slots.shape[0], 1), slots.stride),
         c.whole_bytes,
         "CTA",
         merged,
-        base=columns * c.whole_bytes,
+        base=base + slots.stride[1] * c.whole_bytes,
         role="second trip",
     )
     figure = draw.slots(
@@ -174,9 +199,9 @@ def _two_trips(view: View) -> Figure:
         f"{c.whole_bytes} bytes = {columns * c.whole_bytes:,} bytes.",
     )
     return figure.noted(
-        f"CTA r merges columns {each} r to {each} r + {each - 1} of all CTAs: thread t of each CTA sends the state of "
-        f"column t to CTA t div {each}, where the {ctas} states of a column are in neighbouring lanes and merge by "
-        f"shuffles; each of these lanes sends the result to one CTA.",
+        f"CTA r merges columns {each} r to {each} r + {each - 1} of all CTAs, in the order of the threads that have "
+        f"merged them: thread t of each CTA sends its state to CTA t div {each}, where the {ctas} states of a column "
+        "are in neighbouring lanes and merge by shuffles; each of these lanes sends the result to one CTA.",
         f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. In one trip each CTA "
         f"would need room for {columns * ctas:,} states instead of {2 * columns:,}, and fewer CTAs would share an SM.",
     )
@@ -194,7 +219,7 @@ def exchange(view: View) -> Figure:
         return Use(owner, f"part {i - 1}", "0: its own CTA finishes it; 1: given up; 2: taken by another CTA")
 
     def state(column: int, part: int) -> Use:
-        reader = part % c.readers * c.columns + column
+        reader = part % c.readers * c.groups + column
         own = (column,) if part == 0 and column != reader else ()
         readers = "every part" if waits else "the last part to arrive"
         return Use(
@@ -204,7 +229,7 @@ def exchange(view: View) -> Figure:
         )
 
     def read(column: int, reader: int) -> Use:
-        thread = reader * c.columns + column
+        thread = reader * c.groups + column
         return Use((thread,), f"T{thread}", f"written by thread {thread}, read by all threads of the column")
 
     words = Slots(
@@ -220,20 +245,22 @@ def exchange(view: View) -> Figure:
     states = view.slots(
         "states in global memory, zero before the launch, and the thread that reads each",
         f"{GLOBAL}, states",
-        Layout((c.columns, p.parts), (1, c.columns)),
+        Layout((c.groups, p.parts), (1, c.groups)),
         c.published_bytes,
         "part",
         state,
         base=p.exchange_bytes,
         role="published",
     )
+    slots, base = _merged(c, c.readers)
     merged = view.slots(
         "merged by each reader, in shared memory",
         f"{SHARED}, peers",
-        Layout((c.peers.shape[0], c.readers), c.peers.stride),
+        slots,
         c.whole_bytes,
         "reader",
         read,
+        base=base,
         role="merged",
     )
     figure = draw.slots(

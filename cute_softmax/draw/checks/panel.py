@@ -213,7 +213,8 @@ def shared(c: PanelClass) -> Iterator[str]:
         return  # nothing is exchanged
     partial = range(c.slots)
     writes = [buffer(a * c.slots + v, 0, 0) if a < c.across else None for v in partial for a in range(WARP)]
-    reads = [buffer(t % c.columns, w, 0) for w in range(c.warps_down) for t in range(WARP)]
+    place = {c.merged_by(column): column + c.before for column in range(c.columns)}
+    reads = [buffer(place[t % c.columns], w, 0) for w in range(c.warps_down) for t in range(WARP)]
     spread = [buffer(t % c.across * c.slots + v, 0, 0) for v in partial for t in range(WARP)]
     written, read, merged = (wavefronts(requests_of(s, 4), 4) for s in (writes, reads, spread))
     yield f"Reduction buffer, written by a warp: {written}."
