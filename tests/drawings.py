@@ -64,6 +64,8 @@ PANELS = {
     "shifted modes": ((3, 200, 77), {"dim": 1, "math": "softmax_backward"}),
     "shifted, alone": ((7, 5001), {"dim": 0, "dtype": "fp32"}),
     "shifted, streamed": ((20000, 2049), {"dim": 0}),
+    "few columns": ((3001, 9), {"dim": 0}),
+    "few columns, in parts": ((40007, 19), {"dim": 0, "dtype": "fp32", "math": "softmax_backward"}),
     "shifted numbers": ((300, 131), {"dim": 0, "math": "logsumexp"}),
     **LONGER,
 }

@@ -5,6 +5,7 @@ movement; accesses are aligned; everything fits the architecture.
 """
 
 import math
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -15,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panels import dense, problem_of
 
-from cute_softmax.kernels.panel import aligned, shift, work
-from cute_softmax.plan import MATHS, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
+from cute_softmax.kernels.panel import abreast, aligned, shift, work
+from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.modes import MODES
-from cute_softmax.plan.panel_configs import NARROWEST_BYTES, SHIFTED_FROM, PanelConfig
+from cute_softmax.plan.panel_configs import ALIGNED_REGISTERS, NARROWEST_BYTES, SHIFTED_FROM, PanelConfig
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, Problem, canonical
 from cute_softmax.plan.table import table_of
 
@@ -407,6 +408,48 @@ def test_vectors_are_whole_where_addresses_allow():
     assert (made.kernel.vector, made.kernel.rows_abreast) == (1, 1)
 
 
+def test_slots_of_exchanged_states_that_lie_apart_are_in_different_banks():
+    """Those that the lanes of a line write at a time, and those that neighbours merge."""
+    seen = 0
+    for pair, length, width, rows in product(
+        classes.PAIRS, (11, 26, 100, 300, 984, 3320), (999, 1000, 4097), (1, 5)
+    ):
+        c = panel_plan(problem_of("softmax", pair, (rows, length, width), (1,)), "softmax").kernel
+        if not c.apart:
+            assert not c.aligned and c.cluster_n == 1
+            continue
+        seen += 1
+        slots, lanes = c.column_slots, range(c.lanes)
+        for v in range(c.slots):
+            written = [slots(a * c.slots + v) % 32 for a in lanes]
+            assert len({*written}) == len(written)
+        of_thread = {c.merged_by(column): slots(column + c.before) for column in range(c.columns)}
+        assert sorted(of_thread) == [*range(c.columns)]
+        read = [of_thread[t] for t in range(min(WARP, c.columns))]
+        assert max(Counter(slot % 32 for slot in read).values()) <= 1 + c.aligned
+    assert seen > 20
+
+
+def test_classes_ask_for_no_more_ctas_than_an_sm_has_room_for():
+    """Neither in shared memory nor, of aligned blocks, in registers: what spilled took up to 1.7 times as long."""
+    for pair, length, width in product(
+        classes.PAIRS, (11, 17, 26, 38, 80, 192, 288, 432, 984, 2216, 3320), (55 * 55, 56 * 56, 64)
+    ):
+        for name in ("softmax", "softmax_backward"):
+            made = panel_plan(problem_of(name, pair, (700, length, width), (1,)), name)
+            c, arch = made.kernel, ARCHITECTURES[made.kernel.architecture]
+            assert c.streaming or c.min_blocks == 1 or arch.holds(c.min_blocks, c.shared_memory)
+            assert not c.aligned or c.min_blocks * c.threads * c.slots * ALIGNED_REGISTERS <= arch.registers
+
+
+def test_columns_that_one_panel_has_room_for_are_not_two():
+    for width in range(49, 120):
+        for pair in classes.SAME:
+            made = panel_plan(problem_of("logsumexp", (pair[0], "fp32"), (200000, width), (0,)), "logsumexp")
+            c = made.kernel
+            assert made.tiles == 1 or not c.aligned or width > c.columns - 2 * c.slots, (width, pair)
+
+
 def test_every_pair_of_dimensions():
     shape = (3, 4, 5, 8)
     for count in (1, 2, 3, 4):
@@ -456,6 +499,13 @@ def aligned_example() -> PanelPlan:
     return panels.forced(made, PanelConfig(128, 2), 3, across=8)
 
 
+def abreast_example() -> PanelPlan:
+    """Whose last row has 3 of 8 rows of memory, that is 27 of 72 columns: a vector ends outside the tensor."""
+    return panels.forced(
+        panel_plan(problem_of("softmax", ("bf16",) * 2, (507, 9), (0,)), "softmax"), PanelConfig(128, 2), 3
+    )
+
+
 MUTANTS = {
     "a step is dropped": lambda p: replace(p, kernel=replace(p.kernel, steps=p.kernel.steps - 1, buffers=1)),
     "shares are too small": lambda p: replace(p, share=p.share - 1),
@@ -473,6 +523,24 @@ MUTANTS = {
     "vectors begin anywhere": lambda p: replace(p, problem=replace(p.problem, offsets=(1, 0))),
     "a vector too wide": lambda p: replace(p, kernel=replace(p.kernel, vector=16)),
 }
+
+
+# Of rows that lie side by side.
+ABREAST_MUTANTS = {
+    "the last row has a column more": lambda p: replace(p, last_row=p.last_row + 1),
+    "the last row has a column less": lambda p: replace(p, last_row=p.last_row - 1),
+    "the last row is whole": lambda p: replace(p, last_row=p.kept[-1]),
+    "twice as many rows": lambda p: replace(p, kernel=replace(p.kernel, rows_abreast=16)),
+    "a row less": lambda p: replace(p, length=p.length - 1),
+}
+
+
+@pytest.mark.parametrize("name", ABREAST_MUTANTS)
+def test_mutants_of_rows_side_by_side_fail(name):
+    made = abreast_example()
+    panels.check_owners(made)
+    with pytest.raises((AssertionError, ValueError)):
+        panels.check_owners(ABREAST_MUTANTS[name](made))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -531,6 +599,7 @@ KERNEL_MUTANTS = {
         aligned_example, aligned, "stores", lambda found: (found[0] | True, found[1])
     ),
     "all blocks are whole": (aligned_example, aligned, "stores", lambda found: (found[0], found[1] | True)),
+    "all rows that lie side by side are whole": (abreast_example, abreast, "is_last", lambda found: found & False),
     "blocks behind the line are missing": (shifted_example, shift, "holds_behind", lambda found: found & False),
 }  # fmt: skip
 

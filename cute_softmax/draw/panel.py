@@ -50,7 +50,7 @@ def heading(view: View) -> tuple[str, str]:
     """The title and subtitle of the explorer."""
     p, c = view.plan, view.kernel
     return (
-        f"{c.math} of {p.groups:,} groups of {p.length:,}, {' to '.join(c.own_dtypes)}",
+        f"{c.math} of {p.problem.groups:,} groups of {p.problem.length:,}, {' to '.join(c.own_dtypes)}",
         f"class {c.name} for {c.architecture}; first panel{view.where}, {c.threads:,} threads per CTA",
     )
 
@@ -132,6 +132,11 @@ def tile(view: View) -> Figure:
         notes.append(
             f"A panel has {p.panel(0).stop} of these groups: so all turns of the CTAs have as many panels, and equal "
             "ones."
+        )
+    if c.rows_abreast > 1:
+        notes.append(
+            f"{c.rows_abreast} rows of memory lie side by side, which are whole vectors: columns "
+            f"{p.abreast // c.rows_abreast} apart are of one group. The last row has {count(p.last_row, 'column')}."
         )
     if c.down == 1:
         notes.append("Each thread has its groups for itself: nothing is exchanged.")

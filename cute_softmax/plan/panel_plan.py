@@ -183,7 +183,7 @@ class PanelPlan(PlanBase):
         if c.exchange:
             where += f"; {self.parts} parts that exchange states in global memory"
         lines = [
-            f"{c.math} of {counted(self.groups, 'group')} of {self.length}, "
+            f"{c.math} of {counted(self.problem.groups, 'group')} of {self.problem.length}, "
             f"{' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
             f"  threads    {c.threads} per CTA; tile of {c.tile} elements by {counted(c.columns, 'group')}",
@@ -191,6 +191,13 @@ class PanelPlan(PlanBase):
             + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
             f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
+            *(
+                [
+                    f"  rows       {c.rows_abreast} side by side: {self.abreast} columns, of the last {self.last_row}"
+                ]
+                if c.rows_abreast > 1
+                else []
+            ),
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             *(["  edges      head and tail element by element"] if c.edges else []),
             *(
