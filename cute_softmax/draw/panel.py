@@ -90,8 +90,9 @@ def tile(view: View) -> Figure:
     reduced = p.operand_strides[0][modes:][::-1]
     along = ", ".join(f"{n:,} elements {s:,} apart" for n, s in zip(p.reduced, reduced, strict=True) if n > 1)
     kept = p.operand_strides[0][:modes][::-1]
-    side = ", ".join(f"{n:,} groups {s:,} apart" for n, s in zip(p.kept, kept, strict=True) if n > 1)
-    notes = [f"A group: {along or 'one element'}. Side by side: {side or 'one group'}."]
+    one = "column" if c.rows_abreast > 1 else "group"
+    side = ", ".join(f"{n:,} {one}s {s:,} apart" for n, s in zip(p.kept, kept, strict=True) if n > 1)
+    notes = [f"A {one}: {along or 'one element'}. Side by side: {side or 'one group'}."]
     others = [space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
     if others:
         notes.append(
@@ -117,7 +118,7 @@ def tile(view: View) -> Figure:
         )
     if not view.flat and p.abreast < c.columns:
         beside = " side by side" if p.abreast < p.groups else ""
-        notes.append(f"There are only {count(p.abreast, 'group')}{beside}: what is past them is skipped.")
+        notes.append(f"There are only {count(p.abreast, one)}{beside}: what is past them is skipped.")
     if c.overlap:
         notes.append(
             f"Panels overlap: the next one begins {p.advance} groups further on, so that each block of the result "
@@ -128,7 +129,7 @@ def tile(view: View) -> Figure:
             "Threads keep aligned blocks: in each row groups begin where blocks do, before those of the panel. Results "
             "of groups that some row of threads has not are never stored."
         )
-    if p.advance < c.advance:
+    if p.advance < c.advance and c.rows_abreast == 1:
         notes.append(
             f"A panel has {p.panel(0).stop} of these groups: so all turns of the CTAs have as many panels, and equal "
             "ones."
@@ -226,6 +227,11 @@ def _predicate(view: View) -> Figure:
         notes.append(
             f"There are {p.abreast:,} groups side by side, here in whole vectors: a block is copied if it holds some "
             "group of its line, and what else it holds is never stored."
+        )
+    elif c.rows_abreast > 1:
+        notes.append(
+            f"There are {p.abreast:,} columns, drawn as if all rows had them; the last one has {p.last_row:,}. Of its "
+            "vectors those exist that begin before its end, and what one has behind it is padding."
         )
     elif not view.flat:
         notes.append(
