@@ -60,6 +60,15 @@ def test_others_have_one_row(shape, dim, dtype):
     assert c.plan_softmax(x, dim, device=H200).kernel.rows_abreast == 1
 
 
+@pytest.mark.parametrize(("dtype", "result"), [(bf16, fp32), (fp32, bf16)])
+def test_results_of_another_dtype(dtype, result, launches):
+    """Vectors are those of the wider one."""
+    x, out = guarded((1003, 7), dtype, 5), Guarded((1003, 7), result, device="cpu")
+    check_softmax(c.softmax(x, 0, dtype=result, out=out.tensor), x, 0)
+    out.check()
+    assert launches[0].plan.kernel.rows_abreast == launches[0].plan.kernel.vector == 4
+
+
 def test_in_place_and_log_softmax(launches):
     x = guarded((517, 7), bf16, 3)
     exact = torch.log_softmax(x.double(), 0)

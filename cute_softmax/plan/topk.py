@@ -18,10 +18,8 @@ from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 
 MOST_COLUMNS = 1024
 LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
-THREADS, MORE_THREADS = (
-    128,
-    512,
-)  # of a CTA, and where there are more warps, all at once: fewer CTAs start sooner
+THREADS = 128  # of a CTA
+MORE_THREADS = 512  # where there are more than FEW_WARPS, and all run at once: fewer CTAs start sooner
 FEW = 8  # results that a router asks for, at the most
 EXACT = 4  # float32 elements that a lane sorts by keys of 64 bits at once
 RESIDENT = 64  # warps of a multiprocessor: of more than these rows wait for others

@@ -16,8 +16,8 @@ With a prologue the math sees the scores of the elements, computed of them whene
 
 Names as in `row`, and rS states in registers. A *slot* is a group that a thread holds elements of: V of them in
 columns, one in rows. The files, each of which imports from those before: `exchange`, `scores` (what a prologue makes of
-elements), `work` (who works on what), `chunks` and `shift` (vectors), `scalars`, `merge`, `parts`, and the orders of
-work: `schedule`, `stream` and `ahead`.
+elements), `work` (who works on what), `chunks`, `shift`, `aligned` and `abreast` (vectors), `scalars`, `merge`,
+`parts`, and the orders of work: `schedule`, `stream` and `ahead`.
 """
 
 import cutlass
