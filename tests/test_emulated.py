@@ -147,7 +147,8 @@ def test_other_maths_of_short_rows(math, n, dtype, launches):
         ((120, 49), 0, bf16, "aligned"),
         ((500, 40), 0, bf16, "cluster"),
         ((3000, 64), 0, bf16, "cluster16"),
-        ((20000, 9), 0, bf16, "exchange"),
+        ((20000, 10), 0, bf16, "exchange"),
+        ((20000, 9), 0, bf16, "cluster16_rows8"),
         ((1, 1 << 21), 1, bf16, "exchange"),
     ],
 )  # fmt: skip
@@ -255,7 +256,8 @@ def test_numbers_of_rows_in_parts(function, seed, launches):
         ((1, 40000), 1, 3),
         ((100, 40), 0, 4),
         ((700, 40), 0, 5),
-        ((20000, 9), 0, 6),
+        ((20000, 10), 0, 6),
+        ((20000, 9), 0, 7),
     ],
 )
 def test_bits_do_not_depend_on_which_warps_run_first(shape, dim, seed, launches):
