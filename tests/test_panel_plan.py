@@ -535,20 +535,19 @@ ABREAST_MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", ABREAST_MUTANTS)
-def test_mutants_of_rows_side_by_side_fail(name):
-    made = abreast_example()
-    panels.check_owners(made)
-    with pytest.raises((AssertionError, ValueError)):
-        panels.check_owners(ABREAST_MUTANTS[name](made))
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_of_a_plan_fail(name):
+@pytest.mark.parametrize(
+    ("example", "mutant"),
+    [
+        pytest.param(example, mutant, id=name)
+        for example, mutants in ((example, MUTANTS), (abreast_example, ABREAST_MUTANTS))
+        for name, mutant in mutants.items()
+    ],
+)
+def test_mutants_of_a_plan_fail(example, mutant):
     made = example()
     panels.check_owners(made)
     with pytest.raises((AssertionError, ValueError)):
-        panels.check_owners(MUTANTS[name](made))
+        panels.check_owners(mutant(made))
 
 
 # Of a class whose columns are shifted: its properties are what the kernel is built from.

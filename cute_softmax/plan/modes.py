@@ -38,3 +38,8 @@ def access_of(vector: int, place: Sequence[int], reference: Sequence[int]) -> in
     """Elements of a load where vectors begin as those of another operand do. place, reference: offset and strides of
     the operand and of that other."""
     return math.gcd(vector, *(a - b for a, b in zip(place, reference, strict=True)))
+
+
+def power_of_two(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()

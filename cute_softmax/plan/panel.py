@@ -246,11 +246,10 @@ def _fits(g: Groups, config: PanelConfig, c: PanelClass) -> bool:
         c.cluster_n <= architecture.cluster_limit
         and g.share(c, c.cluster_n) <= c.tile
         and config.has_registers(g.inputs * c.vector, architecture)
-        and (_is_alone(c) if config.alone else c.down > 1 and c.groups <= c.threads)
+        and (
+            c.orientation == "column" and c.rows_abreast == 1
+            if config.alone
+            else c.down > 1 and c.groups <= c.threads
+        )
         and g.taken(c) <= architecture.shared_memory
     )
-
-
-def _is_alone(c: PanelClass) -> bool:
-    """Whether a thread can have its columns for itself."""
-    return c.orientation == "column" and c.rows_abreast == 1

@@ -158,6 +158,8 @@ class PanelClass(ClassBase):
     def advance_of(self, abreast: int) -> int:
         """Groups from a panel to the next of so many side by side, at most: all, where one panel has them in all rows
         of its threads, and no block of results is another's, too."""
+        if self.rows_abreast > 1:
+            return abreast
         alone = -(-abreast // self.slots) * self.slots
         one_line = self.aligned and self.across == self.lanes
         return alone if one_line and alone <= self.columns - self.slots else self.advance

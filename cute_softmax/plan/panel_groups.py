@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from .hardware import Device
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
-from .modes import MODES, access_of, padded, step_of
+from .modes import MODES, access_of, padded, power_of_two, step_of
 from .panel_class import PanelClass
 from .panel_configs import (
     ABREAST_BYTES,
@@ -174,7 +174,7 @@ class Groups:
             beyond = -self.abreast % width + width
         across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
         if self.rows_abreast > 1:
-            across = _power(self.abreast // width)
+            across = power_of_two(self.abreast // width)
         spread = column and 0 in self.access
         aligned = self.aligned and config.threads // across % width == 0
         c = PanelClass(
@@ -281,7 +281,6 @@ class Groups:
                 for i in range(len(self.problem.dtypes))
             ),
             last_row=self.abreast // rows * last if rows > 1 else 0,
-            spacing=self.abreast if rows > 1 else 0,
             evict_last=self.evict_last,
             resident=self.device.multiprocessors * c.min_blocks,
             table=self.table.title,
@@ -396,15 +395,10 @@ def _rows_abreast(
     return widest if followed and not any(n % widest for n in begins) else 1
 
 
-def _power(number: int) -> int:
-    """The next power of two."""
-    return 1 << (number - 1).bit_length()
-
-
 def _across(config: PanelConfig, groups: int, vector: int, size: int, narrowed: int) -> int:
     """Threads side by side over a panel: a power of two."""
     if config.alone:
         return config.threads
     most = min(max(config.panel_bytes // (vector * size), 1), WARP)
-    needed = _power(math.ceil(groups / vector))
+    needed = power_of_two(math.ceil(groups / vector))
     return max(min(most, needed) // narrowed, 1)

@@ -14,6 +14,7 @@ from layouts.algebra import Layout
 from .base import ClassBase, PlanBase, counted
 from .hardware import Device
 from .maths import WARP, NotPlanned, check_counts
+from .modes import power_of_two
 from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 
 MOST_COLUMNS = 1024
@@ -347,7 +348,7 @@ def plan_topk(
     vector = _vector(columns, operand, rows)
     lanes = _lanes(rows, columns, k, ITEM_SIZE[operand.dtype], device, invariant)
     elements = _capacity(columns) // lanes
-    kept = next((n for n in LISTS[ITEM_SIZE[operand.dtype]] if n >= k), _power(k))
+    kept = next((n for n in LISTS[ITEM_SIZE[operand.dtype]] if n >= k), power_of_two(k))
     c = TopkClass(
         math="topk_softmax",
         architecture=device.architecture.name,
@@ -433,7 +434,7 @@ def _capacity(columns: int) -> int:
         raise NotPlanned(
             f"rows of {columns} elements: topk_softmax takes at most {MOST_COLUMNS}, topk_log_softmax any number"
         )
-    return max(_power(columns), LEAST_COLUMNS)
+    return max(power_of_two(columns), LEAST_COLUMNS)
 
 
 def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device, invariant: bool) -> int:
@@ -457,8 +458,3 @@ def _vector(columns: int, operand: Operand, rows: int) -> int:
     size = ITEM_SIZE[operand.dtype]
     stride = operand.strides[0] if rows > 1 else 0
     return math.gcd(ALIGNMENT // size, columns, stride, operand.offset)
-
-
-def _power(number: int) -> int:
-    """The next power of two."""
-    return 1 << (number - 1).bit_length()

@@ -15,7 +15,7 @@ from .shift import ShiftedChunks
 from .work import Item, chunk_at
 
 
-def chunks_of(spec: PanelClass) -> type[Chunks]:
+def kind_of_chunks(spec: PanelClass) -> type[Chunks]:
     """How chunks of a class reach the threads."""
     if spec.rows_abreast > 1:
         return AbreastChunks
@@ -29,7 +29,7 @@ class Schedule:
 
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math = spec, math
-        self.chunks = chunks_of(spec)(spec, math)
+        self.chunks = kind_of_chunks(spec)(spec, math)
         self.scalars = Scalars(spec, math)
         self.scores = self.scalars.scores
         self.merge = Merge(spec, math)

@@ -122,7 +122,7 @@ class Item:
     inside: Boolean
     line: Line | None
     shift: Int32 | int
-    tail: Int32 | int
+    tail: Int32 | None
     short: Int32 | int
     head: Int32
     first: Int32
@@ -175,7 +175,7 @@ def item_of(launch: Launch, index: Int32) -> Item:
     end = smaller(first + launch.share, body)
     if s.edges:  # the body may be shorter than another row's by a part's whole share
         first, end = head + first, head + larger(first, end)
-    tail, short = s.vector, 0
+    tail, short = None, 0
     if s.rows_abreast > 1:
         there = smaller(larger(launch.last_row - launch.a * s.slots, 0), s.vector)
         there = select(end == launch.length, there, s.vector)
@@ -234,7 +234,7 @@ def rest(item: Item, at: Int32) -> Int32:
 
 def chunk_at(item: Item, at: Int32) -> Chunk:
     """The chunk of an item that begins at an element."""
-    wanted = item.line.wanted if item.line else item.tail if item.launch.spec.rows_abreast > 1 else None
+    wanted = item.line.wanted if item.line else item.tail
     return Chunk(item.starts, at, left(item, at), rest(item, at), wanted)
 
 
