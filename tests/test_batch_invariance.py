@@ -280,6 +280,22 @@ def test_nothing_is_composed_for_strided_scores(launches):
     assert len(launches) == 2 and all(work.prologue.scale == "number" for work in launches)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_losses_of_strided_rows_have_the_kernels_of_rows(reduction, launches):
+    """Other kernels compute the same gradients, but for their last bits."""
+    target = torch.tensor([3, -100, 0, 5])
+    found = []
+    for x in (example()[:, 0], example()[:, 0].mT.contiguous().mT):
+        x.requires_grad_()
+        for _ in range(2):
+            with c.batch_invariant():
+                loss = c.cross_entropy(x, target, reduction=reduction)
+            loss.sum().backward()
+        found.append([(work.math, work.prologue) for work in launches if hasattr(work, "prologue")])
+        launches.clear()
+    assert found[0] == found[1] and len(found[0]) >= 2
+
+
 def test_prepare(launches):
     with c.batch_invariant():
         step = c.prepare(example())

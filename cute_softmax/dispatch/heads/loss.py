@@ -243,7 +243,8 @@ class Form:
         addresses: list[str],
         anywhere: Callable,
     ) -> Callable:
-        """`forms.launching` of the logits and what lies beside them. addresses: see there."""
+        """`forms.launching` of the logits and what lies beside them, or `anywhere` where kernels take copies.
+        addresses: see there."""
         prologue, self._numbers = asked_of_kernel(self.asked, alpha)
         rows = operands[0]
         call = launch.call_of(
@@ -253,7 +254,10 @@ class Form:
             aligned=True,
             prologue=prologue,
             invariant=self.asked.invariant,
+            copies=True,
         )
+        if call.plan.laid_out:
+            return anywhere
         offsets = [0, None, None] if alpha else [0, None]
         return forms.launching(call, Place(rows), anywhere, results, offsets, addresses)
 
@@ -278,7 +282,7 @@ class Form:
         return (found, rows) if self.asked.inplace else found
 
     def _losses_anywhere(self, rows: Tensor, target: Tensor, *_: float) -> Tensor:
-        """What `_losses` returns, for rows that are misaligned or on another device than the current one."""
+        """What `_losses` returns, for rows that are misaligned, copied, or on another device than the current one."""
         return losses_of(rows, target, self.asked)
 
     def _visit_anywhere(
