@@ -57,6 +57,15 @@ def modes(shape: IntTuple, stride: IntTuple) -> tuple[tuple[int, int], ...]:
     return tuple(mode for s, d in zip(shape, stride, strict=True) for mode in modes(s, d)) or ((1, 0),)
 
 
+def are_modes(shape: object, stride: object) -> bool:
+    """Whether these are shape and stride of a layout: ints, of at least 1 and 0, in tuples of one nesting."""
+    if type(shape) is int:
+        return type(stride) is int and shape >= 1 and stride >= 0
+    if type(shape) is not tuple or type(stride) is not tuple or len(shape) != len(stride):
+        return False
+    return all(map(are_modes, shape, stride))
+
+
 def depth(value: IntTuple) -> int:
     """Levels of nesting: 0 for an int, 1 for a flat tuple."""
     return 1 + max((depth(v) for v in value), default=0) if isinstance(value, tuple) else 0

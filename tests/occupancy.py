@@ -37,8 +37,8 @@ def held(c: RowClass, found: Compiled) -> int:
     """CTAs of a compiled class that an SM holds."""
     architecture = ARCHITECTURES[c.architecture]
     registers = -(-found.registers // GRAIN) * GRAIN * c.threads
-    most = min(RESIDENT_THREADS // c.threads, architecture.registers // registers, CTAS)
-    return next(n for n in range(most, -1, -1) if architecture.holds(n, c.shared_memory))
+    room = architecture.registers // registers, architecture.ctas_of(c.shared_memory)
+    return min(RESIDENT_THREADS // c.threads, *room, CTAS)
 
 
 def recorded() -> dict[str, int]:

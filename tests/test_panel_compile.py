@@ -132,7 +132,7 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         fields = {"orientation": orientation, "exchange": exchange, "buffers": buffers}
         fields |= {"edges": orientation == "row"}
         c = panel_class(TABLE.streaming[inputs], math, pair, arch, **fields)
-        while not ARCHITECTURES[arch].holds(c.min_blocks, c.shared_memory):  # as `plan_panel` does
+        while c.min_blocks > ARCHITECTURES[arch].ctas_of(c.shared_memory):  # as `plan_panel` does
             c = replace(c, steps=c.steps // 2)
         yield c
     deep = [d for d in TABLE.deep if d[1] == inputs and MATHS[math, True].outputs]
@@ -145,7 +145,7 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         fields |= {"ahead": config.ahead, "registers": config.registers}
         fields["edges" if orientation == "row" else "shifted"] = anywhere
         c = panel_class(config, math, (dtype, dtype), arch, **fields)
-        if ARCHITECTURES[arch].holds(config.min_blocks, c.shared_memory):
+        if config.min_blocks <= ARCHITECTURES[arch].ctas_of(c.shared_memory):
             yield c
 
 

@@ -31,11 +31,10 @@ class Architecture:
     threads: int = 1024  # threads of a CTA
     early: bool = True
 
-    def holds(self, ctas: int, shared_memory: int) -> bool:
-        """Whether an SM has shared memory for this many CTAs with this many bytes each; the system takes 1 KiB per
-        CTA."""
+    def ctas_of(self, shared_memory: int) -> int:
+        """How many CTAs with this many bytes each an SM has shared memory for; the system takes 1 KiB per CTA."""
         each = -(-shared_memory // SHARED_UNIT) * SHARED_UNIT + KIB
-        return ctas * each <= self.shared_memory + KIB
+        return (self.shared_memory + KIB) // each
 
 
 ARCHITECTURES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 WARP = 32
 CACHE_LINE = 128  # bytes
@@ -32,17 +33,17 @@ class Math:
         """The names of all tensors."""
         return self.inputs + self.outputs + self.group_inputs + self.group_outputs
 
-    @property
+    @cached_property
     def full(self) -> int:
         """How many tensors are full; they are the first operands."""
         return len(self.inputs) + len(self.outputs)
 
-    @property
+    @cached_property
     def main(self) -> tuple[int, ...]:
         """The full operands that say how a problem is cut: all but those `BESIDE` the elements."""
         return tuple(i for i, name in enumerate(self.operands[: self.full]) if name not in BESIDE)
 
-    @property
+    @cached_property
     def beside(self) -> tuple[int, ...]:
         """The inputs that are `BESIDE` the elements."""
         return tuple(i for i, name in enumerate(self.inputs) if name in BESIDE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from .hardware import Device
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
@@ -138,7 +139,7 @@ class Groups:
             query=query,
         )
 
-    @property
+    @cached_property
     def facts(self) -> Math:
         return facts_of(self.math, True, self.prologue)
 
@@ -156,7 +157,7 @@ class Groups:
     def table(self) -> Table:
         return table_of(self.device.table)
 
-    @property
+    @cached_property
     def smallest(self) -> int:
         """Bytes of an element of the narrowest full operand."""
         return min(ITEM_SIZE[self.problem.dtypes[i]] for i in self.facts.main)
@@ -177,7 +178,7 @@ class Groups:
             across = power_of_two(self.abreast // width)
         spread = column and 0 in self.access
         aligned = self.aligned and config.threads // across % width == 0
-        c = PanelClass(
+        return PanelClass(
             math=self.math,
             architecture=self.device.architecture.name,
             dtypes=self.problem.dtypes,
@@ -203,18 +204,17 @@ class Groups:
             aligned=aligned,
             rows_abreast=self.rows_abreast,
         )
-        # More than there is shared memory for, as some say of shifted columns and of clusters, would cost registers for
-        # CTAs that an SM does not hold: 56 x 56 images of 192 to 3320 channels took 2 to 5% longer (H200, 2026-11-28).
-        return c if streaming else self.room_for(c)
 
     def room_for(self, c: PanelClass) -> PanelClass:
         """The class for as many CTAs, of those it says, as an SM has shared memory for, and registers where blocks stay
         as they lie."""
-        architecture, most = self.device.architecture, c.min_blocks
+        # More than there is shared memory for, as some say of shifted columns and of clusters, would cost registers for
+        # CTAs that an SM does not hold: 56 x 56 images of 192 to 3320 channels took 2 to 5% longer (H200, 2026-11-28).
+        architecture = self.device.architecture
+        most = architecture.ctas_of(c.shared_memory)
         if c.aligned:
             most = min(most, architecture.registers // (c.threads * c.slots * ALIGNED_REGISTERS))
-        fitting = (n for n in range(most, 1, -1) if architecture.holds(n, c.shared_memory))
-        return replace(c, min_blocks=next(fitting, 1))
+        return c if c.min_blocks <= most else replace(c, min_blocks=max(most, 1))
 
     def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
         """The classes of a configuration, in panels ever narrower, down to the narrowest."""
@@ -236,7 +236,7 @@ class Groups:
 
     def fits(self, c: PanelClass) -> bool:
         """Whether an SM holds as many CTAs as it should: those of parts wait for each other, and all should run."""
-        return self.device.architecture.holds(c.min_blocks, self.taken(c))
+        return c.min_blocks <= self.device.architecture.ctas_of(self.taken(c))
 
     def beside(self, config: PanelConfig) -> PanelConfig:
         """A streaming configuration that has room for what lies beside the elements: with fewer chunks, then with
@@ -266,7 +266,7 @@ class Groups:
 
     def plan(self, c: PanelClass, parts: int, share: int) -> PanelPlan:
         """The plan of a class, with panels in so many parts."""
-        rows = self.rows_abreast
+        c, rows = c if c.streaming else self.room_for(c), self.rows_abreast
         last = self.problem.length - (math.ceil(self.problem.length / rows) - 1) * rows
         return PanelPlan(
             problem=self.problem,
