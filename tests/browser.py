@@ -17,9 +17,9 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """A browser that records its console."""
+    """A browser that records its console; while it is open it takes a twelfth of a core, whatever it shows."""
     from selenium import webdriver  # only for tests that ask for one
     from selenium.webdriver.chrome.service import Service
 
