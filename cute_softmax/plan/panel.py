@@ -56,10 +56,9 @@ def _held(g: Groups) -> PanelPlan | None:
     """The plan of panels that a CTA or a cluster holds; None where there is no such configuration."""
     sms = g.device.multiprocessors
     for config in (g.table.shifted if g.shifted else g.table.held)[g.inputs]:
-        c = g.class_of(config)
         if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
             return None  # what is only read need not be held: see docs/experiments.md
-        if not _fits(g, config, c):
+        if not (g.has_threads(config) and _fits(g, config, c := g.class_of(config))):
             continue
         few_bytes = g.orientation == "column" and g.vector < g.widest and g.facts.outputs
         if config.narrow and not (few_bytes and g.panels(c) * c.cluster_n >= sms):
@@ -86,30 +85,34 @@ def _few(g: Groups) -> PanelPlan | None:
     """
     if g.orientation == "row" or g.invariant or g.problem.bytes > FEW_BYTES_OF_CLUSTERS:
         return None
-    found: list[tuple[tuple[float, int, int], PanelClass]] = []
+    found: list[tuple[tuple[float, int, int], PanelClass, PanelConfig]] = []
     for threads in THREADS_OF_FEW:
         for one in g.widths(PanelConfig(threads, 1)):
-            most = min(2 * g.device.multiprocessors // g.panels(one), g.device.architecture.cluster_limit)
+            panels, tile = g.panels(one), one.tile
+            most = min(2 * g.device.multiprocessors // panels, g.device.architecture.cluster_limit)
             for cluster in (1 << i for i in range(most.bit_length())):
                 share = g.share(one, cluster)
-                steps = next((n for n in STEPS_OF_FEW if n * one.tile >= share), 0)
+                steps = next((n for n in STEPS_OF_FEW if n * tile >= share), 0)
                 if steps and share * (cluster - 1) < g.length:
-                    c = replace(one, steps=steps, cluster_n=cluster)
-                    found.append((_cost_of_few(g, c), c))
-        if found and min(found, key=itemgetter(0))[1].steps <= MORE_THREADS_FROM:
+                    config = PanelConfig(threads, steps, cluster)
+                    found.append((_cost_of_few(panels, config), one, config))
+        if found and min(found, key=itemgetter(0))[2].steps <= MORE_THREADS_FROM:
             break
-    ordered = (c for _, c in sorted(found, key=itemgetter(0)))
-    c = next((c for c in ordered if _fits(g, PanelConfig(c.threads, c.steps, c.cluster_n), c)), None)
+    ordered = (
+        (config, replace(one, steps=config.steps, cluster_n=config.cluster_n))
+        for _, one, config in sorted(found, key=itemgetter(0))
+    )
+    c = next((c for config, c in ordered if _fits(g, config, c)), None)
     if c is None or (g.problem.bytes > FEW_BYTES and (c.cluster_n == 1 or c.steps > STEPS_OF_CLUSTERS)):
         return None
     return g.plan(c, 1, g.share(c, c.cluster_n))
 
 
-def _cost_of_few(g: Groups, c: PanelClass) -> tuple[float, int, int]:
-    """What few columns are planned by, the least first: steps, and CTAs, those of clusters. They start together, which
-    takes twice as long, and exchange their states. Of equal costs the fewest threads; and of few steps those that
-    exchange the fewest states, of many steps those that read the widest panels."""
-    ctas = g.panels(c) * c.cluster_n * c.threads / THREADS_OF_FEW[0]
+def _cost_of_few(panels: int, c: PanelConfig) -> tuple[float, int, int]:
+    """What few columns are planned by, the least first: steps, and CTAs of all panels, those of clusters. They start
+    together, which takes twice as long, and exchange their states. Of equal costs the fewest threads; and of few steps
+    those that exchange the fewest states, of many steps those that read the widest panels."""
+    ctas = panels * c.cluster_n * c.threads / THREADS_OF_FEW[0]
     more = ctas + CTAS_OF_A_STEP * STEPS_OF_AN_EXCHANGE if c.cluster_n > 1 else ctas / 2
     cluster = c.cluster_n if c.steps <= MORE_THREADS_FROM else -c.cluster_n
     return CTAS_OF_A_STEP * c.steps + more, c.threads, cluster

@@ -162,21 +162,33 @@ class Groups:
         """Bytes of an element of the narrowest full operand."""
         return min(ITEM_SIZE[self.problem.dtypes[i]] for i in self.facts.main)
 
-    def class_of(
-        self, config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False
-    ) -> PanelClass:
-        """The class of a configuration; narrowed: by which factor panels are narrower than it says."""
-        column, size = self.orientation == "column", ALIGNMENT // self.widest
-        width = min(self.vector, config.vector_bytes // size) if column else self.vector
+    def stand(self, config: PanelConfig, narrowed: int = 1) -> tuple[int, int]:
+        """(elements of a vector, threads side by side) of a configuration's panels; narrowed: see `class_of`."""
+        if self.orientation == "row":
+            return self.vector, 1
+        size = ALIGNMENT // self.widest
+        width = min(self.vector, config.vector_bytes // size)
+        if self.rows_abreast > 1:
+            return width, power_of_two(self.abreast // width)
         # Up to the end of the block that the last group's result may lie in; where blocks stay as they lie, so many
         # that one panel has all groups in all rows of its threads, see `PanelClass.advance_of`.
         beyond = width - 1 if self.shifted and self.facts.outputs else 0
         if self.aligned:
             beyond = -self.abreast % width + width
-        across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
-        if self.rows_abreast > 1:
-            across = power_of_two(self.abreast // width)
-        spread = column and 0 in self.access
+        return width, _across(config, self.abreast + beyond, width, size, narrowed)
+
+    def has_threads(self, config: PanelConfig) -> bool:
+        """Whether the threads of a configuration hold a group at all, which most of a table do not."""
+        width, across = self.stand(config)
+        unit = 1 if self.orientation == "column" else width
+        return self.length <= config.threads // across * config.steps * config.cluster_n * unit
+
+    def class_of(
+        self, config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False
+    ) -> PanelClass:
+        """The class of a configuration; narrowed: by which factor panels are narrower than it says."""
+        width, across = self.stand(config, narrowed)
+        spread = self.orientation == "column" and 0 in self.access
         aligned = self.aligned and config.threads // across % width == 0
         return PanelClass(
             math=self.math,
