@@ -29,7 +29,7 @@ demo: $(READY)
 	$(BIN)/python -m cute_softmax demo
 
 check: lint
-	$(BIN)/python -m pytest -q -n $(JOBS) tests/test_rooms.py tests/test_problem.py tests/test_panel_plan.py \
+	$(BIN)/python -m pytest -q -n $(JOBS) -m 'not long' tests/test_rooms.py tests/test_problem.py tests/test_panel_plan.py \
 		tests/test_launch.py tests/test_states.py tests/test_scored.py tests/test_check.py
 
 test: lint browser

@@ -92,6 +92,7 @@ def unmergeable(problem: Problem) -> bool:
     return max(len(problem.kept), len(problem.reduced)) > MODES[-1]
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(problems(4096), st.sampled_from(sorted(ARCHITECTURES)))
 def test_every_element_has_one_owner(drawn, arch):
@@ -136,6 +137,7 @@ def by_hand(draw):
     return panels.forced(made, config, parts, across=across)
 
 
+@pytest.mark.long
 @settings(max_examples=250)
 @given(by_hand())
 def test_configurations_and_panels_of_any_shape(made):

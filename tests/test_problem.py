@@ -80,6 +80,7 @@ def calls(draw):
     return tuple(shape), dims, operands
 
 
+@pytest.mark.long
 @settings(max_examples=1200)
 @given(calls())
 def test_every_group_touches_the_same_addresses(call):

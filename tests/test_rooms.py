@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -54,26 +55,33 @@ def room(file: Path) -> str:
     return folder.removeprefix("cute_softmax/")
 
 
-def imports(root: Path, file: Path) -> Iterator[Path]:
-    """The files that a file imports, wherever in it; not those that only types are taken from."""
-    tree = ast.parse((root / file).read_text(encoding="utf-8"))
+@cache
+def imported(source: str) -> list[tuple[int, str, list[str]]]:
+    """(dots, module, names) of all that a source imports, wherever in it; not of what only types are taken from."""
+    tree = ast.parse(source)
     only_types = {
         id(inner)
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
+    found = []
     for node in ast.walk(tree):
         if id(node) in only_types:
             continue
-        names = []
         if isinstance(node, ast.Import):
-            names = [a.name.split(".") for a in node.names]
+            found += [(0, a.name, []) for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = file.parts[: len(file.parts) - node.level] if node.level else ()
-            module = [*above, *(node.module.split(".") if node.module else ())]
-            names = [[*module, a.name] if _file(root, [*module, a.name]) else module for a in node.names]
-        for name in names:
+            found.append((node.level, node.module or "", [a.name for a in node.names]))
+    return found
+
+
+def imports(root: Path, file: Path) -> Iterator[Path]:
+    """The files of both packages that a file imports."""
+    for dots, module, names in imported((root / file).read_text(encoding="utf-8")):
+        above = file.parts[: len(file.parts) - dots] if dots else ()
+        path = [*above, *filter(None, module.split("."))]
+        for name in [[*path, n] if _file(root, [*path, n]) else path for n in names] or [path]:
             found = _file(root, name)
             if found and found != file:
                 yield found
