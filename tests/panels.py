@@ -584,14 +584,15 @@ def check_warps(c: PanelClass):
         lane, a, row = thread % WARP, thread % c.across, thread // max(c.across, WARP)
         if lane < c.across:
             warp = range(thread - lane, thread - lane + WARP)
+            alike = [t for t in warp if t % start == lane % start]
             for v in range(c.slots):
                 slot = (a * c.slots + v, row)
                 assert slot not in buffer, f"two threads write {slot}"
                 assert row < c.warps_down
-                buffer[slot] = [t for t in warp if t % start == lane % start]
+                buffer[slot] = alike
     for column in range(c.columns):
         merged = sorted(t for row in range(c.warps_down) for t in buffer[column, row])
-        assert merged == [t for t in range(c.threads) if t % c.across == column // c.slots]
+        assert merged == [*range(column // c.slots, c.threads, c.across)]
 
 
 def check_cluster(c: PanelClass):
