@@ -55,7 +55,9 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize(("columns", "dtype"), [(67, torch.float32), (67, torch.bfloat16), (1002, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(67, torch.float32), (67, torch.bfloat16), (1002, torch.bfloat16)]
+)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_bits_do_not_depend_on_company(function, columns, dtype, launches):
     x = torch.randn(9, columns, generator=torch.Generator().manual_seed(columns)).mul(3).to(dtype)

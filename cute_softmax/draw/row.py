@@ -13,6 +13,7 @@ from layouts.html import Step
 from layouts.walk import row_walk
 
 from ..plan import WARP, Plan, RowClass
+from ..plan.modes import power_of_two
 from ..plan.problem import ITEM_SIZE
 from . import checks, common, row_ring
 from .common import exchanged, space
@@ -296,9 +297,7 @@ def _shuffle(view: View) -> Figure:
         "one exponential a lane instead of one a round."
     )
     peers = c.warps_per_row * c.peers
-    width = min(
-        1 << (peers - 1).bit_length(), WARP
-    )  # few peers lie in as few neighbouring lanes, again and again
+    width = min(power_of_two(peers), WARP)  # few peers lie in as few neighbouring lanes, again and again
     who = f"the {WARP} lanes merge" if width == WARP else f"every {width} neighbouring lanes merge"
     later = f"Later {who} in the same way what they have read from the buffer."
     if (c.math, c.online) == ("softmax", True):

@@ -127,9 +127,12 @@ def launching(
 
     results: shape, strides and dtype of each; the function returns one, or a tuple, but for so many `hidden` ones at
     the end. offsets: how far from a multiple of 16 bytes each input begins, None where that does not matter; what
-    begins elsewhere, or lies on another device than the current one, `anywhere` gets. addresses: what the call takes,
-    as expressions of the inputs' addresses a0, a1, ... and the results' b0, b1, ...; these, if not given.
+    begins elsewhere, or lies on another device than the current one, `anywhere` gets, and all that the plan takes
+    copies of. addresses: what the call takes, as expressions of the inputs' addresses a0, a1, ... and the results' b0,
+    b1, ...; these, if not given.
     """
+    if call.plan.laid_out:
+        return anywhere
     results = [
         (tuple(shape), tuple(strides), dtype) for shape, strides, dtype in results
     ]  # and no torch.Size

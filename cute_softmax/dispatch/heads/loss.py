@@ -243,8 +243,7 @@ class Form:
         addresses: list[str],
         anywhere: Callable,
     ) -> Callable:
-        """`forms.launching` of the logits and what lies beside them, or `anywhere` where kernels take copies.
-        addresses: see there."""
+        """`forms.launching` of the logits and what lies beside them. addresses: see there."""
         prologue, self._numbers = asked_of_kernel(self.asked, alpha)
         rows = operands[0]
         call = launch.call_of(
@@ -256,8 +255,6 @@ class Form:
             invariant=self.asked.invariant,
             copies=True,
         )
-        if call.plan.laid_out:
-            return anywhere
         offsets = [0, None, None] if alpha else [0, None]
         return forms.launching(call, Place(rows), anywhere, results, offsets, addresses)
 
