@@ -122,11 +122,15 @@ def test_forms_that_recorded_are_collected(launches):
 # -- Launchers ---------------------------------------------------------------------------------------------------------
 
 
-def fake_call(order=None, numbers=(), scratch=0):
+def fake_call(order=None, numbers=(), scratch=0, laid_out=()):
     """A Call of three operands, with the strides 10, 20 and 30, and what its function was given."""
     kernel = SimpleNamespace(math="softmax", name="fake", prologue=SimpleNamespace(numbers=numbers))
     plan = SimpleNamespace(
-        arguments=(1, 2), operand_strides=((10,), (20,), (30,)), scratch=scratch, kernel=kernel
+        arguments=(1, 2),
+        operand_strides=((10,), (20,), (30,)),
+        laid_out=laid_out,
+        scratch=scratch,
+        kernel=kernel,
     )
     given = []
     return launch.Call(plan, lambda *arguments: given.append(arguments), order), given
@@ -185,6 +189,13 @@ def test_a_launcher_takes_tensors_that_begin_as_the_first_did(cpu, offset, begin
         run(base[i:], base[1:])
         assert len(given) == (i >= begins) and len(misses) == i + (i < begins)
     assert all(found[1].data_ptr() == base[1:].data_ptr() for found in misses)
+
+
+def test_a_launcher_leaves_plans_that_copy_to_the_general_way(cpu):
+    call, given = fake_call(laid_out=(0,))
+    run, misses = made(call, cpu, [((4,), (1,), torch.float32)], [0, 0])
+    run(torch.empty(4), torch.empty(4))
+    assert not given and len(misses) == 1
 
 
 def test_a_launcher_leaves_other_devices_alone(cpu, monkeypatch):
