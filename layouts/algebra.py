@@ -119,16 +119,22 @@ class Layout:
         """The offsets of all indices ``0 .. size - 1`` in order; ``ValueError`` for more than
         ``MOST_COORDINATES``."""
         check_enumerable(self, self.size)
-        values = [0]
-        for size, stride in self.flat_modes():
-            values = [v + i * stride for i in range(size) for v in values]
-        return values
+        return [*_offsets(self.flat_modes())]
 
     def __str__(self) -> str:
         return f"{ints.show(self.shape)}:{ints.show(self.stride)}"
 
     def __repr__(self) -> str:
         return f"Layout({self.shape!r}, {self.stride!r})"
+
+
+@lru_cache(maxsize=8)  # figures and comparisons ask for those of one layout again and again
+def _offsets(modes: tuple[tuple[int, int], ...]) -> list[int]:
+    """See `Layout.offsets`."""
+    values = [0]
+    for size, stride in modes:
+        values = [v + i * stride for i in range(size) for v in values]
+    return values
 
 
 @lru_cache(maxsize=4096)
@@ -177,8 +183,12 @@ class Swizzle:
 
     def __call__(self, offset: int) -> int:
         """The swizzled offset."""
-        source = offset & (((1 << self.bits) - 1) << (self.base + self.shift))
-        return offset ^ (source >> self.shift)
+        return offset ^ ((offset & self.mask) >> self.shift)
+
+    @property
+    def mask(self) -> int:
+        """The bits of an offset that others are changed by."""
+        return ((1 << self.bits) - 1) << (self.base + self.shift)
 
     @property
     def period(self) -> int:
@@ -230,10 +240,20 @@ class ComposedLayout:
 
     def offsets(self) -> list[int]:
         """The offsets of all indices ``0 .. size - 1`` in order, as ``Layout.offsets``."""
-        return [self.outer(self.offset + v) for v in self.inner.offsets()]
+        return [*_composed_offsets(self)]
 
     def __str__(self) -> str:
         return f"{self.outer} o {self.offset} o {self.inner}"
+
+
+@lru_cache(maxsize=8)
+def _composed_offsets(layout: ComposedLayout) -> list[int]:
+    """See `ComposedLayout.offsets`."""
+    outer, inner = layout.outer, [layout.offset + v for v in layout.inner.offsets()]
+    if isinstance(outer, Swizzle):  # as it says by itself, without a call for each
+        mask, shift = outer.mask, outer.shift
+        return [v ^ ((v & mask) >> shift) for v in inner]
+    return [*map(outer, inner)]
 
 
 AnyLayout = Layout | ComposedLayout
