@@ -92,9 +92,9 @@ _observed: ContextVar[dict[str, Value] | None] = ContextVar("observed layouts", 
 
 
 @contextmanager
-def observing() -> Iterator[dict[str, Value]]:
-    """Collects, by name, what kernels traced inside the block ``observe``."""
-    found: dict[str, Value] = {}
+def observing(into: dict[str, Value] | None = None) -> Iterator[dict[str, Value]]:
+    """Collects, by name, what kernels traced inside the block ``observe``: in a new dictionary, or in the one given."""
+    found: dict[str, Value] = {} if into is None else into
     token = _observed.set(found)
     try:
         yield found

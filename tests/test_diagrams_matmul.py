@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from drawings import MATMULS, made, run
+from traced import trace_to_the_end
 
 from cute_softmax import draw
 from cute_softmax.draw import checks
@@ -18,7 +19,7 @@ from cute_softmax.plan.matmul_backward import matmul_backward_class
 from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import ComposedLayout, Layout, Swizzle
-from layouts.trace import MmaValue, differences, observing
+from layouts.trace import MmaValue, differences
 
 
 @pytest.fixture(scope="module", params=MATMULS)
@@ -215,12 +216,8 @@ def classes() -> list:
 
 def trace(c) -> dict:
     """The layouts that the kernel of a class tells, under the names of `draw.drawn`, swizzles in elements."""
-    from cute_softmax.runtime.compile import compile_class
-
-    with observing() as seen:
-        compile_class(c)
-    found = {}
-    for name, value in seen.items():
+    found, told = {}, trace_to_the_end(c)
+    for name, value in told.items():
         if isinstance(value, ComposedLayout):
             found[name] = in_elements(value, ITEM_SIZE[c.dtypes[0 if name == "sS" else 1]])
         elif isinstance(value, Layout):
@@ -228,7 +225,7 @@ def trace(c) -> dict:
         else:
             assert isinstance(value, MmaValue)
             found |= {
-                "mma": {"rA": value.a, "rO": value.c} | ({"rB": value.b} if len(seen) == 1 else {}),
+                "mma": {"rA": value.a, "rO": value.c} | ({"rB": value.b} if len(told) == 1 else {}),
                 "mma_P": {"rP": value.c},
                 "mma_V": {"rE": value.a, "rdV": value.c},
             }[name]
