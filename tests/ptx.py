@@ -12,7 +12,7 @@ import ctypes
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from ptx_numbers import BITS, NUMBERS, listed, literal, raw, rounded, typed, wider, width
@@ -87,6 +87,22 @@ def own_labels(number: int, part: str) -> str:
     return asm + end + rest
 
 
+@lru_cache(maxsize=1024)
+def alike(name: str, count: int, bits: int) -> np.ndarray:
+    """The raw bits of an operand that is the same for so many threads, whatever has run before."""
+    if name == "__dynamic_shmem__0" or name.startswith(("__local_depot", "printfFormat")):
+        number = 0
+    elif "_param_" in name:  # where it lies, of which only its number counts
+        number = int(name.rpartition("_")[2])
+    elif (number := literal(name)) is None:
+        number = (
+            0xA5A5A5A5A5A5A5A5  # a register that nobody has written: what is made of it counts for nothing
+        )
+    found = np.full(count, number & ((1 << bits) - 1), BITS[bits])
+    found.flags.writeable = False
+    return found
+
+
 class Trap(RuntimeError):
     """The kernel has found what it refuses."""
 
@@ -124,6 +140,8 @@ class Memory:
         """(address, byte)."""
         aligned(addresses, size & -size)
         which, at = self.find(addresses, size)
+        if len(which) and (which == which[0]).all():
+            return self.arrays[which[0]][at[:, None] + np.arange(size)]
         out = np.empty((len(addresses), size), np.uint8)
         for w in np.unique(which):
             here = which == w
@@ -241,6 +259,7 @@ class Grid(Tensors):
         self.begin_tensors()
         self.step = 0
 
+    @np.errstate(all="ignore")
     def run(self, *parameters: Sequence[int], most: int = 2_000_000) -> None:
         """Until every thread has returned. parameters: of each launch, each as the number that its bits are, or as a
         TensorMap."""
@@ -320,7 +339,8 @@ class Grid(Tensors):
     def whole_warps(self, idx: np.ndarray, at: int) -> np.ndarray:
         """Those whose whole warp is at this instruction, with those that rest there; the others come back to it when
         threads behind it, in whichever turn of a loop, have had time."""
-        idx = np.union1d(idx, np.nonzero((self.pc == at) & ~self.done & ~self.blocked)[0])
+        if len(resting := np.nonzero((self.pc == at) & ~self.done & ~self.blocked)[0]):
+            idx = np.union1d(idx, resting)
         here, alive = (np.bincount(self.warp[t], minlength=self.warp[-1] + 1) for t in (idx, ~self.done))
         whole = (here == alive)[self.warp[idx]]
         self.pc[idx[whole]] = at + 1
@@ -331,22 +351,16 @@ class Grid(Tensors):
     # Operands.
 
     def read(self, name: str, idx: np.ndarray, bits: int) -> np.ndarray:
-        """The raw bits of an operand, one for each thread."""
-        kind = BITS[bits]
-        if name in self.special:
-            return self.special[name][idx].astype(kind)
+        """The raw bits of an operand, one for each thread; not to be changed, as they may be the register itself."""
+        held = self.registers.get(name)
+        if held is None:
+            held = self.special.get(name)
+        if held is not None:
+            # Of wider ones the lower bits. As many threads as there are are all of them, in their order.
+            return (held if len(idx) == self.count else held[idx]).astype(BITS[bits], copy=False)
         if name in ("%globaltimer", "%clock64"):  # a step is a nanosecond
-            return np.full(len(idx), self.step, kind)
-        if name == "__dynamic_shmem__0" or name.startswith(("__local_depot", "printfFormat")):
-            return np.zeros(len(idx), kind)
-        if name in self.registers:
-            return self.registers[name][idx].astype(kind, copy=False)  # of wider ones the lower bits
-        if "_param_" in name:  # where it lies, of which only its number counts
-            return np.full(len(idx), int(name.rpartition("_")[2]), kind)
-        number = literal(name)
-        if number is None:  # a register that nobody has written: what is made of it counts for nothing
-            number = 0xA5A5A5A5A5A5A5A5
-        return np.full(len(idx), number & ((1 << bits) - 1), kind)
+            return np.full(len(idx), self.step, BITS[bits])
+        return alike(name, len(idx), bits)
 
     def write(self, name: str, idx: np.ndarray, value: np.ndarray) -> None:
         if name == "_":
@@ -356,7 +370,7 @@ class Grid(Tensors):
             held = self.registers[name] = np.zeros(self.count, value.dtype)
         elif held.itemsize < value.itemsize:
             held = self.registers[name] = held.astype(value.dtype)
-        held[idx] = value
+        held[slice(None) if len(idx) == self.count else idx] = value
 
     def predicate(self, name: str, idx: np.ndarray) -> np.ndarray:
         held = self.registers.get(name.lstrip("!"))
@@ -382,8 +396,7 @@ class Grid(Tensors):
             a, b = (self.predicate(o, idx) for o in instruction.operands[1:3])
             self.write(instruction.operands[0], idx, function(a, b))
             return
-        with np.errstate(all="ignore"):
-            self.result(instruction, idx, function(*self.values(instruction, idx, 2, kind)), kind)
+        self.result(instruction, idx, function(*self.values(instruction, idx, 2, kind)), kind)
 
     def _max(self, i, idx):
         self._extreme(i, idx, np.maximum, np.fmax)
@@ -408,21 +421,18 @@ class Grid(Tensors):
     def _mad(self, i, idx):
         kind = i.parts[-1]
         a, b, c = self.values(i, idx, 3, kind)
-        with np.errstate(all="ignore"):
-            self.result(i, idx, a * b + c, kind)
+        self.result(i, idx, a * b + c, kind)
 
     def _fma(self, i, idx):
         kind = i.parts[-1]
-        with np.errstate(all="ignore"):
-            a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, kind))
-            self.result(i, idx, (a * b + c).astype(np.float32), kind)
+        a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, kind))
+        self.result(i, idx, (a * b + c).astype(np.float32), kind)
 
     def _div(self, i, idx):
         kind = i.parts[-1]
         a, b = self.values(i, idx, 2, kind)
-        with np.errstate(all="ignore"):
-            quotient = a / b if kind[0] == "f" else np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
-            self.result(i, idx, quotient.astype(a.dtype) if kind != "u32" else a // b, kind)
+        quotient = a / b if kind[0] == "f" else np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+        self.result(i, idx, quotient.astype(a.dtype) if kind != "u32" else a // b, kind)
 
     def _rem(self, i, idx):
         kind = i.parts[-1]
@@ -431,11 +441,10 @@ class Grid(Tensors):
 
     def _unary(self, i, idx, function):
         kind = i.parts[-1]
-        with np.errstate(all="ignore"):
-            value = function(self.values(i, idx, 1, kind)[0])
-            if "ftz" in i.parts:
-                value = np.where(np.abs(value) < np.finfo(np.float32).tiny, np.float32(0), value)
-            self.result(i, idx, value, kind)
+        value = function(self.values(i, idx, 1, kind)[0])
+        if "ftz" in i.parts:
+            value = np.where(np.abs(value) < np.finfo(np.float32).tiny, np.float32(0), value)
+        self.result(i, idx, value, kind)
 
     def _not(self, i, idx):
         if i.parts[-1] == "pred":
@@ -670,11 +679,10 @@ class Grid(Tensors):
             here, one = idx[k : k + 1], addresses[k : k + 1]
             old[k] = np.ascontiguousarray(self.get(space, one, here, bits // 8)).view(kind)[0, 0]
             a = given[0][k]
-            with np.errstate(all="ignore"):
-                new = {
-                    "add": old[k] + a, "exch": a, "or": old[k] | a, "max": max(old[k], a), "min": min(old[k], a),
-                    "cas": given[-1][k] if old[k] == a else old[k], "inc": 0 if old[k] >= a else old[k] + 1,
-                }[how]  # fmt: skip
+            new = {
+                "add": old[k] + a, "exch": a, "or": old[k] | a, "max": max(old[k], a), "min": min(old[k], a),
+                "cas": given[-1][k] if old[k] == a else old[k], "inc": 0 if old[k] >= a else old[k] + 1,
+            }[how]  # fmt: skip
             self.put(space, one, here, np.array([[new]], kind).view(np.uint8))
         self.write(i.operands[0], idx, old.view(BITS[bits]))
         self.rests[idx] = self.step + WAIT

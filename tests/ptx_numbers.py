@@ -64,7 +64,9 @@ def raw(value: np.ndarray, kind: str) -> np.ndarray:
         halves = rounded(value, kind[:-2]).astype(np.uint32)
         return halves[:, 0] | halves[:, 1] << np.uint32(16)
     bits = np.ascontiguousarray(value, NUMBERS[kind]).view(BITS[width(kind)])
-    return np.where(np.isnan(value), np.uint32(0x7FFFFFFF), bits) if kind == "f32" else bits
+    if kind == "f32" and (nan := np.isnan(value)).any():
+        bits = np.where(nan, np.uint32(0x7FFFFFFF), bits)
+    return bits
 
 
 def rounded(value: np.ndarray, kind: str) -> np.ndarray:

@@ -132,8 +132,11 @@ class Tensors:
             raise ValueError("not one of those that are known")
         kind, columns = i.parts[-1], int(re.search(r"n(\d+)k16", i.name)[1])
         in_registers, turned = a[0] == "{", [t == "1" for t in more[2:]]
-        left = self.matrices(listed(a), idx, kind) if in_registers else self.read(a, idx, 64)
-        right, adds = self.read(b, idx, 64), self.predicate(adds, idx)
+        left = self.matrices(listed(a), idx, kind) if in_registers else self.read(a, idx, 64).copy()
+        right, adds = (
+            self.read(b, idx, 64).copy(),
+            self.predicate(adds, idx),
+        )  # registers may change until then
 
         def multiply(here: np.ndarray):
             first = here & (self.special["%laneid"][idx] == 0)
