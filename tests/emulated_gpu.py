@@ -13,16 +13,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import building
 import checking
 import numpy as np
 import pytest
 import torch
 
 # What torch says where CUDA is missing.
-NEEDED = "not compiled with CUDA|Cannot get CUDA|ATen_cuda|dummy base class|No CUDA GPUs|no NVIDIA driver"
+NEEDED = "(not compiled with|requires) CUDA|Cannot get CUDA|ATen_cuda|dummy base class|No CUDA GPUs|no NVIDIA driver"
 SECONDS = int(os.environ.get("CUTE_SOFTMAX_TEST_SECONDS", "60"))
 FACTS = SimpleNamespace(
-    major=9, minor=0, name="none", multi_processor_count=132, shared_memory_per_block_optin=232448
+    major=9,
+    minor=0,
+    name="none",
+    multi_processor_count=132,
+    shared_memory_per_block_optin=232448,
+    L2_cache_size=60 << 20,
 )
 PRESENT = {
     "is_available": True,
@@ -44,6 +50,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch):
     """Let tests believe that there is a GPU, and make what they compute with on the CPU."""
     for name, answer in PRESENT.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    monkeypatch.setattr(building, "precompile", lambda *_: ())  # each is compiled for the interpreter
     monkeypatch.setattr(checking, "DEVICE", "cpu")
     monkeypatch.setattr(checking, "random", random)
 
