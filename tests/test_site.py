@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import generate
@@ -127,13 +126,6 @@ def test_links_to_nowhere_fail_the_build(tmp_path):
     assert done.returncode == 1 and all(f"nowhere-{which}" in done.stderr for which in "abc"), done.stderr
 
 
-def colours_of(browser, width: int) -> Iterator[bool]:
-    """The page that is open in a window of this width, light and then dark."""
-    for dark in (False, True):
-        emulate(browser, width, dark)
-        yield dark
-
-
 def test_pages_are_whole_and_accessible(site, phone_and_desk):
     """On a desk's and on a phone's width, in light and dark, no page is wider than its window, and the console has
     nothing to say. Nothing keeps anybody out: half of the kinds at a desk, the others on a phone; the colours in light
@@ -145,7 +137,9 @@ def test_pages_are_whole_and_accessible(site, phone_and_desk):
             emulate(phone_and_desk, width)
             if width == DESK or page in EXPLORERS:  # which lay themselves out as they are opened
                 phone_and_desk.get((site / page).as_uri())
-            for dark in colours_of(phone_and_desk, width):
+            for dark in (False, True):
+                if dark:
+                    emulate(phone_and_desk, width, dark)
                 assert overflow(phone_and_desk) <= 0, (page, width, dark)
                 if page in kinds[width == PHONE :: 2]:
                     assert barriers(phone_and_desk, *["color-contrast"] * dark) == [], (page, width, dark)
