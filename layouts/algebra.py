@@ -128,7 +128,7 @@ class Layout:
         return f"Layout({self.shape!r}, {self.stride!r})"
 
 
-@lru_cache(maxsize=8)  # figures and comparisons ask for those of one layout again and again
+@lru_cache(maxsize=4)  # figures and comparisons ask for those of one layout again and again
 def _offsets(modes: tuple[tuple[int, int], ...]) -> list[int]:
     """See `Layout.offsets`."""
     values = [0]
@@ -246,7 +246,7 @@ class ComposedLayout:
         return f"{self.outer} o {self.offset} o {self.inner}"
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _composed_offsets(layout: ComposedLayout) -> list[int]:
     """See `ComposedLayout.offsets`."""
     outer, inner = layout.outer, [layout.offset + v for v in layout.inner.offsets()]
