@@ -7,6 +7,7 @@ is one row from left to right.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 from layouts import Layout
 from layouts import figures as draw
@@ -148,12 +149,12 @@ def tile(view: View) -> Figure:
 def _smem(view: View) -> Figure:
     c = view.kernel
     names = [space(n, "s") for i, n in enumerate(c.facts.inputs) if c.tile_of(i) == c.smem]
-    height, slots = c.tile, c.smem.offsets()
-    blocks, slot = [c.block(thread) for thread in range(c.threads)], {}
-    for i, at in enumerate(c.tiled(c.steps).offsets()):
-        value, thread = divmod(i, c.threads)
-        step, element = divmod(value, c.vector)
-        slot[at] = slots[element + c.vector * (blocks[thread] + c.blocks * step)]
+    height, slots, a_step = c.tile, c.smem.offsets(), c.blocks
+    vectors = product(range(c.steps), range(c.vector), map(c.block, range(c.threads)))
+    slot = {
+        at: slots[element + c.vector * (block + a_step * step)]
+        for at, (step, element, block) in zip(c.tiled(c.steps).offsets(), vectors, strict=True)
+    }
 
     def memory(at: tuple[int, int]) -> int:
         element, group = view.place(*at)

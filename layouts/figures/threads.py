@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -74,6 +75,8 @@ def tile_of(tv: AnyLayout, tiler: Sequence[int], memory: Memory | None = None) -
 
 
 def _fold(found: list[Owners], rows: int, columns: int, memory: Memory | None) -> int:
+    """How many neighbouring columns are one cell: a number that divides the columns, and each that does not continue
+    the vectors of those before it."""
     threads, values = ([tuple([owner[i] for owner in owners]) for owners in found] for i in (0, 1))
     following = {few: tuple([v + 1 for v in few]) for few in set(values)}
 
@@ -81,18 +84,17 @@ def _fold(found: list[Owners], rows: int, columns: int, memory: Memory | None) -
     def places(c: int) -> list[int]:
         return [memory((r, c)) for r in range(rows)]
 
-    @cache
-    def follows(c: int) -> bool:
-        """Whether all elements of a column continue the vectors of those before them."""
+    def continues(c: int) -> bool:
         before, here = slice((c - 1) * rows, c * rows), slice(c * rows, (c + 1) * rows)
         if threads[here] != threads[before] or values[here] != [following[few] for few in values[before]]:
             return False
         return memory is None or places(c) == [place + 1 for place in places(c - 1)]
 
-    for fold in range(min(columns, MAX_FOLD), 1, -1):
-        if columns % fold == 0 and all(follows(c) for c in range(columns) if c % fold):
-            return fold
-    return 1
+    fold = columns
+    for c in range(1, columns):
+        if c % fold and not continues(c):
+            fold = math.gcd(fold, c)
+    return max(n for n in range(1, min(fold, MAX_FOLD) + 1) if fold % n == 0)
 
 
 def owner_label(threads: Sequence[int]) -> str:
