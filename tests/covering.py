@@ -48,16 +48,18 @@ def pairs(properties: Iterable) -> set:
     return {*combinations(properties, 2)}
 
 
+# What an architecture changes, where it does not change all.
+ARCHITECTURES = ("architecture", "math", "dtypes", "cluster_n", "threads")
+
+
 def of_class(c: object, config: Sequence[str] = ()) -> set:
     """What a Plan class has: its configuration, of as many tensors as a thread keeps; the values of any two of the
-    fields that its configuration does not have; and any two of what an architecture changes.
-
-    Of its dtypes, which its math decides as well, those of the elements and of the results."""
-    ends = {"input": c.dtypes[0], "output": c.dtypes[-1]}
-    has = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in (*config, "architecture", "dtypes")}
-    changed = {name: getattr(c, name) for name in ("architecture", "math", "cluster_n", "threads")}
+    fields that its configuration does not have; and any two of what an architecture changes."""
+    names = [f.name for f in fields(c) if f.name not in (*config, "architecture")]
     chosen = len(c.access), *(getattr(c, name) for name in config)
-    return pairs((has | ends).items()) | pairs((changed | ends).items()) | {chosen}
+    return (
+        pairs((n, getattr(c, n)) for n in names) | pairs((n, getattr(c, n)) for n in ARCHITECTURES) | {chosen}
+    )
 
 
 def cost_of_class(c: object) -> float:
