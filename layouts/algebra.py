@@ -183,12 +183,8 @@ class Swizzle:
 
     def __call__(self, offset: int) -> int:
         """The swizzled offset."""
-        return offset ^ ((offset & self.mask) >> self.shift)
-
-    @property
-    def mask(self) -> int:
-        """The bits of an offset that others are changed by."""
-        return ((1 << self.bits) - 1) << (self.base + self.shift)
+        source = offset & (((1 << self.bits) - 1) << (self.base + self.shift))
+        return offset ^ (source >> self.shift)
 
     @property
     def period(self) -> int:
@@ -249,11 +245,7 @@ class ComposedLayout:
 @lru_cache(maxsize=4)
 def _composed_offsets(layout: ComposedLayout) -> list[int]:
     """See `ComposedLayout.offsets`."""
-    outer, inner = layout.outer, [layout.offset + v for v in layout.inner.offsets()]
-    if isinstance(outer, Swizzle):  # as it says by itself, without a call for each
-        mask, shift = outer.mask, outer.shift
-        return [v ^ ((v & mask) >> shift) for v in inner]
-    return [*map(outer, inner)]
+    return [layout.outer(layout.offset + v) for v in layout.inner.offsets()]
 
 
 AnyLayout = Layout | ComposedLayout
