@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+from cute_softmax.plan.hardware import H200
+
 # What torch says where CUDA is missing.
 NEEDED = "(not compiled with|requires) CUDA|Cannot get CUDA|ATen_cuda|dummy base class|No CUDA GPUs|no NVIDIA driver"
 SECONDS = int(os.environ.get("CUTE_SOFTMAX_TEST_SECONDS", "60"))
@@ -26,9 +28,9 @@ FACTS = SimpleNamespace(
     major=9,
     minor=0,
     name="none",
-    multi_processor_count=132,
-    shared_memory_per_block_optin=232448,
-    L2_cache_size=60 << 20,
+    multi_processor_count=H200.multiprocessors,
+    shared_memory_per_block_optin=H200.architecture.shared_memory,
+    L2_cache_size=H200.l2,
 )
 PRESENT = {
     "is_available": True,

@@ -95,9 +95,8 @@ def alike(name: str, count: int, bits: int) -> np.ndarray:
     elif "_param_" in name:  # where it lies, of which only its number counts
         number = int(name.rpartition("_")[2])
     elif (number := literal(name)) is None:
-        number = (
-            0xA5A5A5A5A5A5A5A5  # a register that nobody has written: what is made of it counts for nothing
-        )
+        # A register that nobody has written: what is made of it counts for nothing.
+        number = 0xA5A5A5A5A5A5A5A5
     found = np.full(count, number & ((1 << bits) - 1), BITS[bits])
     found.flags.writeable = False
     return found

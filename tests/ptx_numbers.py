@@ -72,8 +72,7 @@ def raw(value: np.ndarray, kind: str) -> np.ndarray:
 def rounded(value: np.ndarray, kind: str) -> np.ndarray:
     """float32 to the nearest 16-bit floats, as bits."""
     if kind == "f16":
-        with np.errstate(all="ignore"):
-            halves = value.astype(np.float16).view(np.uint16)
+        halves = value.astype(np.float16).view(np.uint16)
     else:
         halves = torch.from_numpy(np.ascontiguousarray(value, np.float32)).to(torch.bfloat16)
         halves = halves.view(torch.int16).numpy().view(np.uint16)

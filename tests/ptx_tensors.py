@@ -102,14 +102,13 @@ class Tensors:
 
     def add_product(self, to: list[str], addend: list[str] | None, idx, left, right) -> None:
         """left (warp, 16, 16) @ right (warp, 16, columns) into registers, of which four hold 16 x 8."""
-        with np.errstate(all="ignore"):
-            sums = left @ right
-            if addend is not None:
-                held = [typed(self.read(name, idx, 32), "f32").reshape(-1, 8, 4) for name in addend]
-                # (warp, row of eight, pair, columns of eight, rows above each other, of the pair)
-                held = np.stack(held, -1).reshape(-1, 8, 4, len(addend) // 4, 2, 2)
-                sums = sums + held.transpose(0, 4, 1, 3, 2, 5).reshape(sums.shape)
-            sums = sums.astype(np.float32).reshape(len(sums), 2, 8, -1, 4, 2)
+        sums = left @ right
+        if addend is not None:
+            held = [typed(self.read(name, idx, 32), "f32").reshape(-1, 8, 4) for name in addend]
+            # (warp, row of eight, pair, columns of eight, rows above each other, of the pair)
+            held = np.stack(held, -1).reshape(-1, 8, 4, len(addend) // 4, 2, 2)
+            sums = sums + held.transpose(0, 4, 1, 3, 2, 5).reshape(sums.shape)
+        sums = sums.astype(np.float32).reshape(len(sums), 2, 8, -1, 4, 2)
         sums = sums.transpose(0, 2, 4, 3, 1, 5).reshape(len(idx), -1)
         for k, name in enumerate(to):
             self.write(name, idx, raw(np.ascontiguousarray(sums[:, k]), "f32"))
@@ -132,11 +131,9 @@ class Tensors:
             raise ValueError("not one of those that are known")
         kind, columns = i.parts[-1], int(re.search(r"n(\d+)k16", i.name)[1])
         in_registers, turned = a[0] == "{", [t == "1" for t in more[2:]]
+        # Copies, as registers may change until then.
         left = self.matrices(listed(a), idx, kind) if in_registers else self.read(a, idx, 64).copy()
-        right, adds = (
-            self.read(b, idx, 64).copy(),
-            self.predicate(adds, idx),
-        )  # registers may change until then
+        right, adds = self.read(b, idx, 64).copy(), self.predicate(adds, idx)
 
         def multiply(here: np.ndarray):
             first = here & (self.special["%laneid"][idx] == 0)
