@@ -21,7 +21,13 @@ from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, pl
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.modes import MODES
-from cute_softmax.plan.panel_configs import ALIGNED_REGISTERS, NARROWEST_BYTES, SHIFTED_FROM, PanelConfig
+from cute_softmax.plan.panel_configs import (
+    ALIGNED_CTAS,
+    ALIGNED_REGISTERS,
+    NARROWEST_BYTES,
+    SHIFTED_FROM,
+    PanelConfig,
+)
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, Problem, canonical
 from cute_softmax.plan.table import table_of
 
@@ -434,6 +440,7 @@ def test_slots_of_exchanged_states_that_lie_apart_are_in_different_banks():
 
 def test_classes_ask_for_no_more_ctas_than_an_sm_has_room_for():
     """Neither in shared memory nor, of aligned blocks, in registers: what spilled took up to 1.7 times as long."""
+    seen = set()
     for pair, length, width in product(
         classes.PAIRS, (11, 17, 26, 38, 80, 192, 288, 432, 984, 2216, 3320), (55 * 55, 56 * 56, 64)
     ):
@@ -441,7 +448,11 @@ def test_classes_ask_for_no_more_ctas_than_an_sm_has_room_for():
             made = panel_plan(problem_of(name, pair, (700, length, width), (1,)), name)
             c, arch = made.kernel, ARCHITECTURES[made.kernel.architecture]
             assert c.streaming or c.min_blocks <= max(arch.ctas_of(c.shared_memory), 1)
-            assert not c.aligned or c.min_blocks * c.threads * c.slots * ALIGNED_REGISTERS <= arch.registers
+            slots = c.threads * c.slots
+            assert not c.aligned or c.min_blocks * slots * ALIGNED_REGISTERS <= arch.registers
+            assert not c.aligned or c.min_blocks <= ALIGNED_CTAS.get((slots, c.steps), c.min_blocks)
+            seen |= {(slots, c.steps)} if c.aligned else set()
+    assert seen > {*ALIGNED_CTAS}
 
 
 def test_columns_that_one_panel_has_room_for_are_not_two():

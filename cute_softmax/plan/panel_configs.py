@@ -24,6 +24,9 @@ ALIGNED_INSTRUCTIONS = 0.8  # of such columns where all rows of a thread begin a
 # A thread's registers for each of its columns, then: 26 columns in bf16 took 198 us in 9 CTAs of an SM, in 12, which
 # spill 128 bytes, 340 (H200, 2026-11-28).
 ALIGNED_REGISTERS = 7
+# CTAs of so many columns of threads and steps at most: one more spills 24 to 88 bytes, and 80 and 144 channels of
+# 57 x 57 took 8 and 30% longer. What other steps spill costs less than a CTA (H200, 2026-11-28).
+ALIGNED_CTAS = {(1024, 10): 6, (2048, 10): 3}
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.

@@ -14,6 +14,7 @@ from .panel_class import PanelClass
 from .panel_configs import (
     ABREAST_BYTES,
     ABREAST_ROWS,
+    ALIGNED_CTAS,
     ALIGNED_REGISTERS,
     INVARIANT_ROWS,
     LONG_COLUMNS,
@@ -225,7 +226,9 @@ class Groups:
         architecture = self.device.architecture
         most = architecture.ctas_of(c.shared_memory)
         if c.aligned:
-            most = min(most, architecture.registers // (c.threads * c.slots * ALIGNED_REGISTERS))
+            slots = c.threads * c.slots
+            registers = architecture.registers // (slots * ALIGNED_REGISTERS)
+            most = min(most, registers, ALIGNED_CTAS.get((slots, c.steps), most))
         return c if c.min_blocks <= most else replace(c, min_blocks=max(most, 1))
 
     def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
