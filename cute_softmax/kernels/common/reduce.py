@@ -25,6 +25,7 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import T
 
 from ...plan import WARP
+from ...plan.modes import power_of_two
 from . import online
 from .index import select
 
@@ -333,7 +334,7 @@ def across_warps(
         cute.arch.mbarrier_wait(barrier, phase)
     peers = warps_per_row * cluster_n
     # Few peers lie in as few neighbouring lanes, again and again: fewer shuffles bring them to all.
-    width = min(1 << (peers - 1).bit_length(), WARP)
+    width = min(power_of_two(peers), WARP)
     lane = lane % width
     merged = tuple(Float32(v) for v in op.identity)
     for i in cutlass.range_constexpr(0, peers, width):
