@@ -397,10 +397,10 @@ def test_room_of_a_configuration_is_filled():
 
 
 def test_vectors_are_whole_where_addresses_allow():
-    shape = (3000, 48)  # long enough for configurations that take whole vectors
+    shape = (50_000, 48)  # long enough for configurations that take whole vectors
     for offsets, of, vector in (
         ((0, 0), None, 8), ((4, 0), None, 4), ((0, 4), None, 4), ((8, 8), None, 8),
-        ((0, 0), (52, 1), 4), ((0, 0), (1, 3000), 8), ((0, 0), (96, 2), 1),
+        ((0, 0), (52, 1), 4), ((0, 0), (1, 50_000), 8), ((0, 0), (96, 2), 1),
     ):  # fmt: skip
         problem = problem_of("softmax", ("bf16", "bf16"), shape, (0,), of, (*offsets, 0))
         c = panel_plan(problem, "softmax").kernel
@@ -410,10 +410,34 @@ def test_vectors_are_whole_where_addresses_allow():
         c = panel_plan(problem, "softmax").kernel
         assert c.vector == 8 and c.shifted, (offsets, of)
     for width, vector, rows in ((40, 8, 1), (44, 4, 1), (45, 8, 8), (2, 2, 1)):
-        made = panel_plan(problem_of("softmax", ("bf16", "bf16"), (3000, width), (0,)), "softmax")
+        made = panel_plan(problem_of("softmax", ("bf16", "bf16"), (1_000_000, width), (0,)), "softmax")
         assert (made.kernel.vector, made.kernel.rows_abreast) == (vector, rows)
     made = panel_plan(problem_of("logsumexp", ("bf16", "fp32"), (3000, 45), (0,)), "logsumexp")
     assert (made.kernel.vector, made.kernel.rows_abreast) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("math", "dtype", "shape", "name"),
+    [
+        (
+            "softmax",
+            "bf16",
+            (50257, 6),
+            "column1x128x32x2_cluster16",
+        ),  # about four panels, of a part of a sector
+        ("softmax", "fp32", (100352, 4), "column1x256x32x1_cluster16"),  # more bytes a thread, more threads
+        ("softmax", "fp32", (4984, 48), "column4x32x12x2_cluster16"),  # of a sector
+        ("softmax", "fp32", (8192, 256), "column8x16x32x2_cluster16"),  # of 16 columns, with no more threads
+        ("softmax", "bf16", (16832, 256), "column4x32x40x4_cluster16"),
+        ("softmax_backward", "bf16", (7480, 64), "column2x64x8x8_cluster16"),  # of two inputs whole vectors
+        ("softmax", "bf16", (256, 64), "column4x32x2x4_cluster4"),
+        ("softmax", "bf16", (262144, 4), "column1x512x20x4_exchange_streaming5"),  # too many steps
+        ("softmax", "fp32", (100352, 8), "column2x256x20x4_exchange_streaming5"),  # too many sectors
+        ("softmax", "bf16", (25248, 256), "column16x32x24x8_exchange_streaming6"),  # too many bytes in all
+    ],
+)
+def test_few_columns_are_shared_as_was_fastest(math, dtype, shape, name):
+    assert panel_plan(problem_of(math, (dtype, dtype), shape, (0,)), math).kernel.name == name
 
 
 def test_slots_of_exchanged_states_that_lie_apart_are_in_different_banks():
@@ -442,7 +466,7 @@ def test_classes_ask_for_no_more_ctas_than_an_sm_has_room_for():
     """Neither in shared memory nor, of aligned blocks, in registers: what spilled took up to 1.7 times as long."""
     seen = set()
     for pair, length, width in product(
-        classes.PAIRS, (11, 17, 26, 38, 80, 192, 288, 432, 984, 2216, 3320), (55 * 55, 56 * 56, 64)
+        classes.PAIRS, (11, 17, 26, 38, 80, 120, 192, 288, 432, 984, 2216, 3320), (55 * 55, 56 * 56, 64)
     ):
         for name in ("softmax", "softmax_backward"):
             made = panel_plan(problem_of(name, pair, (700, length, width), (1,)), name)

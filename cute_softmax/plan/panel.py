@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 
 from .hardware import Device
 from .maths import CACHE_LINE, check_counts
@@ -14,20 +13,13 @@ from .panel_configs import (
     ALIGNED_INSTRUCTIONS,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
-    CTAS_OF_A_STEP,
     DEEP_ROWS_AT_ONCE,
-    FEW_BYTES,
-    FEW_BYTES_OF_CLUSTERS,
     FEW_ELEMENTS,
     FEW_WIDE_PANELS,
-    MORE_THREADS_FROM,
-    STEPS_OF_AN_EXCHANGE,
-    STEPS_OF_CLUSTERS,
-    STEPS_OF_FEW,
-    THREADS_OF_FEW,
     WIDE_BELOW_BYTES,
     PanelConfig,
 )
+from .panel_few import plan_few
 from .panel_groups import Groups, keeping
 from .panel_plan import PanelPlan
 from .problem import Problem
@@ -58,7 +50,7 @@ def _held(g: Groups) -> PanelPlan | None:
     for config in (g.table.shifted if g.shifted else g.table.held)[g.inputs]:
         if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
             return None  # what is only read need not be held: see docs/experiments.md
-        if not (g.has_threads(config) and _fits(g, config, c := g.class_of(config))):
+        if not (g.has_threads(config) and g.holds(config, c := g.class_of(config))):
             continue
         few_bytes = g.orientation == "column" and g.vector < g.widest and g.facts.outputs
         if config.narrow and not (few_bytes and g.panels(c) * c.cluster_n >= sms):
@@ -68,54 +60,13 @@ def _held(g: Groups) -> PanelPlan | None:
         if config.alone and g.panels(c) == 1 and config.steps > FEW_ELEMENTS:
             continue
         if not config.alone and g.panels(c) * c.cluster_n < sms:  # some SMs would be idle
-            if few := _few(g):
+            if few := plan_few(g):
                 return few
             for c in g.widths(config):
                 if g.panels(c) * c.cluster_n >= sms:
                     break
         return g.plan(c, 1, g.share(c, c.cluster_n))
-    return _few(g)
-
-
-def _few(g: Groups) -> PanelPlan | None:
-    """The plan of a small tensor with few columns: narrow panels, shared by CTAs with no more steps than they need.
-
-    None where they were more than two for each SM, or held less than a panel; of larger tensors also where panels take
-    no clusters, or take more steps than others that stream.
-    """
-    if g.orientation == "row" or g.invariant or g.problem.bytes > FEW_BYTES_OF_CLUSTERS:
-        return None
-    found: list[tuple[tuple[float, int, int], PanelClass, PanelConfig]] = []
-    for threads in THREADS_OF_FEW:
-        for one in g.widths(PanelConfig(threads, 1)):
-            panels, tile = g.panels(one), one.tile
-            most = min(2 * g.device.multiprocessors // panels, g.device.architecture.cluster_limit)
-            for cluster in (1 << i for i in range(most.bit_length())):
-                share = g.share(one, cluster)
-                steps = next((n for n in STEPS_OF_FEW if n * tile >= share), 0)
-                if steps and share * (cluster - 1) < g.length:
-                    config = PanelConfig(threads, steps, cluster)
-                    found.append((_cost_of_few(panels, config), one, config))
-        if found and min(found, key=itemgetter(0))[2].steps <= MORE_THREADS_FROM:
-            break
-    ordered = (
-        (config, replace(one, steps=config.steps, cluster_n=config.cluster_n))
-        for _, one, config in sorted(found, key=itemgetter(0))
-    )
-    c = next((c for config, c in ordered if _fits(g, config, c)), None)
-    if c is None or (g.problem.bytes > FEW_BYTES and (c.cluster_n == 1 or c.steps > STEPS_OF_CLUSTERS)):
-        return None
-    return g.plan(c, 1, g.share(c, c.cluster_n))
-
-
-def _cost_of_few(panels: int, c: PanelConfig) -> tuple[float, int, int]:
-    """What few columns are planned by, the least first: steps, and CTAs of all panels, those of clusters. They start
-    together, which takes twice as long, and exchange their states. Of equal costs the fewest threads; and of few steps
-    those that exchange the fewest states, of many steps those that read the widest panels."""
-    ctas = panels * c.cluster_n * c.threads / THREADS_OF_FEW[0]
-    more = ctas + CTAS_OF_A_STEP * STEPS_OF_AN_EXCHANGE if c.cluster_n > 1 else ctas / 2
-    cluster = c.cluster_n if c.steps <= MORE_THREADS_FROM else -c.cluster_n
-    return CTAS_OF_A_STEP * c.steps + more, c.threads, cluster
+    return plan_few(g)
 
 
 def _deep(g: Groups) -> PanelPlan | None:
@@ -240,19 +191,3 @@ def _streamed(g: Groups) -> PanelPlan:
 def _rounds(made: PanelPlan) -> int:
     """How long CTAs with an item each take, in elements of a group: a share for each round of them."""
     return math.ceil(made.tiles * made.parts / made.resident) * made.share
-
-
-def _fits(g: Groups, config: PanelConfig, c: PanelClass) -> bool:
-    """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
-    architecture = g.device.architecture
-    return (
-        c.cluster_n <= architecture.cluster_limit
-        and g.share(c, c.cluster_n) <= c.tile
-        and config.has_registers(g.inputs * c.vector, architecture)
-        and (
-            c.orientation == "column" and c.rows_abreast == 1
-            if config.alone
-            else c.down > 1 and c.groups <= c.threads
-        )
-        and g.taken(c) <= architecture.shared_memory
-    )

@@ -26,7 +26,7 @@ ALIGNED_INSTRUCTIONS = 0.8  # of such columns where all rows of a thread begin a
 ALIGNED_REGISTERS = 7
 # CTAs of so many columns of threads and steps at most: one more spills 24 to 88 bytes, and 80 and 144 channels of
 # 57 x 57 took 8 and 30% longer. What other steps spill costs less than a CTA (H200, 2026-11-28).
-ALIGNED_CTAS = {(1024, 10): 6, (2048, 10): 3}
+ALIGNED_CTAS = {(1024, 10): 6, (1024, 16): 4, (2048, 10): 3}
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.
@@ -36,12 +36,16 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 WIDE_BELOW_BYTES, FEW_WIDE_PANELS = 64, 5
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
-# Few columns, of tensors that together have so many bytes, more where clusters hold them in so many steps: steps and
-# threads to choose from, more threads where steps are more than so many; how many CTAs of clusters take as long to
-# start as a step takes, and steps as long as a cluster's exchange.
-FEW_BYTES, FEW_BYTES_OF_CLUSTERS, STEPS_OF_CLUSTERS = 8 << 20, 12 << 20, 16
-STEPS_OF_FEW, THREADS_OF_FEW, MORE_THREADS_FROM = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), (128, 256), 8
+# Few columns: steps and threads to choose from, more threads where CTAs have an SM each and a thread more than so many
+# bytes of a tensor; the part of SMs that clusters of 16 reach; how many CTAs of clusters take as long to start as a
+# step takes, and steps as long as a cluster's exchange.
+STEPS_OF_FEW, THREADS_OF_FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40), (128, 256)
+BYTES_OF_A_THREAD, REACHED = 128, 7 / 8
 CTAS_OF_A_STEP, STEPS_OF_AN_EXCHANGE = 16, 2
+# Their panels: of so many columns at least, or so many panels where that makes fewer; by how many inputs there are,
+# bytes of a vector; what CTAs of clusters hold together, and one reads of a tensor, where parts are not faster.
+COLUMNS_OF_FEW, PANELS_OF_FEW, VECTOR_BYTES_OF_FEW = 16, 4, {1: 8, 2: 16}
+HELD_OF_FEW, READ_OF_FEW = 12 << 20, 112 << 10
 FEW_ELEMENTS = 8  # of a column, which threads reduce alone even if a single CTA has all
 INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are
 

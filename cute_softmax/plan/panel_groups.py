@@ -231,9 +231,10 @@ class Groups:
             most = min(most, registers, ALIGNED_CTAS.get((slots, c.steps), most))
         return c if c.min_blocks <= most else replace(c, min_blocks=max(most, 1))
 
-    def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
-        """The classes of a configuration, in panels ever narrower, down to the narrowest."""
-        narrowest = (CACHE_LINE if self.shifted else NARROWEST_BYTES) // self.smallest
+    def widths(self, config: PanelConfig, narrowest: int = 0) -> Iterator[PanelClass]:
+        """The classes of a configuration, in panels ever narrower, down to so many columns, or a sector of L2."""
+        if self.shifted or not narrowest:
+            narrowest = (CACHE_LINE if self.shifted else NARROWEST_BYTES) // self.smallest
         narrowed, c = 1, self.class_of(config)
         yield c
         while c.across > 1 and c.columns > narrowest and self.rows_abreast == 1:
@@ -252,6 +253,21 @@ class Groups:
     def fits(self, c: PanelClass) -> bool:
         """Whether an SM holds as many CTAs as it should: those of parts wait for each other, and all should run."""
         return c.min_blocks <= self.device.architecture.ctas_of(self.taken(c))
+
+    def holds(self, config: PanelConfig, c: PanelClass) -> bool:
+        """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
+        architecture = self.device.architecture
+        return (
+            c.cluster_n <= architecture.cluster_limit
+            and self.share(c, c.cluster_n) <= c.tile
+            and config.has_registers(self.inputs * c.vector, architecture)
+            and (
+                c.orientation == "column" and c.rows_abreast == 1
+                if config.alone
+                else c.down > 1 and c.groups <= c.threads
+            )
+            and self.taken(c) <= architecture.shared_memory
+        )
 
     def beside(self, config: PanelConfig) -> PanelConfig:
         """A streaming configuration that has room for what lies beside the elements: with fewer chunks, then with

@@ -115,6 +115,39 @@ def test_few_columns(shape, dtype):
 
 
 @dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (64, 40),
+        (3320, 24),
+        (5000, 12),
+        (50257, 6),
+        (100352, 4),
+        (8, 1280, 16),
+        (2048, 384),
+        (8192, 192),
+        (16832, 256),
+    ],
+    ids=str,
+)
+def test_few_columns_in_clusters(shape, dtype):
+    """Panels of a part of a sector, and of 16 columns; also with -inf and NaN, and results that are float32."""
+    dim = len(shape) - 2
+    x = random(shape, DTYPES[dtype], seed=5, scale=3.0)
+    c = plan_softmax(x, dim).kernel
+    assert c.columns <= 16 and (c.cluster_n > 1 or shape[dim] < 100)
+    x.select(dim, shape[dim] - 1)[..., 1] = -math.inf
+    y = softmax(x, dim)
+    check_softmax(y, x, dim)
+    assert equal_bits(softmax(x, dim), y), "a second call gave other bits"
+    check_softmax(softmax(x, dim, dtype=torch.float32), x, dim)
+    dy = random(shape, x.dtype, seed=6)
+    check_backward(softmax_backward(dy, y, dim), dy, y, dim)
+    x.select(dim, 5)[..., 0] = math.nan
+    assert softmax(x, dim)[..., 0].isnan().all() and equal_bits(softmax(x, dim)[..., 1:], y[..., 1:])
+
+
+@dtypes
 @pytest.mark.parametrize(("shape", "dims"), SHAPES, ids=str)
 def test_dimensions_and_layouts(shape, dims, dtype):
     for name, x in layouts(shape, DTYPES[dtype]):
