@@ -24,8 +24,8 @@ ALIGNED_INSTRUCTIONS = 0.8  # of such columns where all rows of a thread begin a
 # A thread's registers for each of its columns, then: 26 columns in bf16 took 198 us in 9 CTAs of an SM, in 12, which
 # spill 128 bytes, 340 (H200, 2026-11-28).
 ALIGNED_REGISTERS = 7
-# CTAs of so many columns of threads and steps at most: one more spills 24 to 88 bytes, and 80 and 144 channels of
-# 57 x 57 took 8 and 30% longer. What other steps spill costs less than a CTA (H200, 2026-11-28).
+# CTAs of so many columns of threads and steps at most: one more spills 24 to 88 bytes, and 80, 144 and 512 channels of
+# 57 x 57 took 8, 30 and 9% longer. What other steps spill costs less than a CTA (H200, 2026-11-28 and 29).
 ALIGNED_CTAS = {(1024, 10): 6, (1024, 16): 4, (2048, 10): 3}
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
@@ -42,9 +42,9 @@ CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
 STEPS_OF_FEW, THREADS_OF_FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40), (128, 256)
 BYTES_OF_A_THREAD, REACHED = 128, 7 / 8
 CTAS_OF_A_STEP, STEPS_OF_AN_EXCHANGE = 16, 2
-# Their panels: of so many columns at least, or so many panels where that makes fewer; by how many inputs there are,
-# bytes of a vector; what CTAs of clusters hold together, and one reads of a tensor, where parts are not faster.
-COLUMNS_OF_FEW, PANELS_OF_FEW, VECTOR_BYTES_OF_FEW = 16, 4, {1: 8, 2: 16}
+# Their panels: of so many columns at least, or so many panels where that makes fewer; bytes of a vector; what CTAs of
+# clusters hold together, and one reads of a tensor, where parts are not faster.
+COLUMNS_OF_FEW, PANELS_OF_FEW, VECTOR_BYTES_OF_FEW = 16, 4, 8
 HELD_OF_FEW, READ_OF_FEW = 12 << 20, 112 << 10
 FEW_ELEMENTS = 8  # of a column, which threads reduce alone even if a single CTA has all
 INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are

@@ -104,9 +104,11 @@ def _ways(g: Groups, threads: int) -> Iterator[Way]:
     part = power_of_two(math.ceil(g.groups / PANELS_OF_FEW))
     many = g.groups >= PANELS_OF_FEW * COLUMNS_OF_FEW
     narrowest = COLUMNS_OF_FEW if many else min(part, NARROWEST_BYTES // g.smallest)
-    vector_bytes = min(VECTOR_BYTES_OF_FEW[g.inputs], narrowest * (ALIGNMENT // g.widest))
-    if g.shifted or g.rows_abreast > 1:  # whole vectors
-        vector_bytes = ALIGNMENT
+    size = ALIGNMENT // g.widest
+    # Of two inputs whole vectors are faster, unless a panel is a single one; blocks and rows side by side are whole.
+    pairs = g.inputs > 1 and narrowest * size >= 2 * ALIGNMENT
+    whole = pairs or g.shifted or g.rows_abreast > 1
+    vector_bytes = ALIGNMENT if whole else min(VECTOR_BYTES_OF_FEW, narrowest * size)
     for one in g.widths(PanelConfig(threads, 1, vector_bytes=vector_bytes), narrowest):
         panels = g.panels(one)
         most = min(2 * g.device.multiprocessors // panels, g.device.architecture.cluster_limit)
