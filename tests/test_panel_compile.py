@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from compiled import accesses, check_all, check_compiled, compile_and_read, compile_anew
 from covering import check_covered, cost_of_class, covering, of_class
+from panels import FEW_COLUMNS
 
 from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, PanelClass
+from cute_softmax.plan.describe import plan_shape
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.modes import MODES
 from cute_softmax.plan.problem import ITEM_SIZE
@@ -241,6 +243,12 @@ def test_narrow_vectors(vector, tmp_path, monkeypatch):
         )
     ]
     check_panels(found, tmp_path, monkeypatch)
+
+
+def test_few_columns(tmp_path, monkeypatch):
+    """Vectors and panels narrower than any table says."""
+    found = [plan_shape(shape, dtype, dim=0, math=math).kernel for math, dtype, shape, _ in FEW_COLUMNS]
+    check_panels([c for c in found if not c.exchange], tmp_path, monkeypatch)
 
 
 def test_each_field_shapes_the_code(tmp_path, monkeypatch):

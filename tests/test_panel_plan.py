@@ -14,10 +14,11 @@ import panels
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panels import dense, problem_of
+from panels import FEW_COLUMNS, dense, problem_of
 
 from cute_softmax.kernels.panel import abreast, aligned, shift, work
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
+from cute_softmax.plan.describe import plan_shape
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.modes import MODES
@@ -416,28 +417,9 @@ def test_vectors_are_whole_where_addresses_allow():
     assert (made.kernel.vector, made.kernel.rows_abreast) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("math", "dtype", "shape", "name"),
-    [
-        (
-            "softmax",
-            "bf16",
-            (50257, 6),
-            "column1x128x32x2_cluster16",
-        ),  # about four panels, of a part of a sector
-        ("softmax", "fp32", (100352, 4), "column1x256x32x1_cluster16"),  # more bytes a thread, more threads
-        ("softmax", "fp32", (4984, 48), "column4x32x12x2_cluster16"),  # of a sector
-        ("softmax", "fp32", (8192, 256), "column8x16x32x2_cluster16"),  # of 16 columns, with no more threads
-        ("softmax", "bf16", (16832, 256), "column4x32x40x4_cluster16"),
-        ("softmax_backward", "bf16", (7480, 64), "column2x64x8x8_cluster16"),  # of two inputs whole vectors
-        ("softmax", "bf16", (256, 64), "column4x32x2x4_cluster4"),
-        ("softmax", "bf16", (262144, 4), "column1x512x20x4_exchange_streaming5"),  # too many steps
-        ("softmax", "fp32", (100352, 8), "column2x256x20x4_exchange_streaming5"),  # too many sectors
-        ("softmax", "bf16", (25248, 256), "column16x32x24x8_exchange_streaming6"),  # too many bytes in all
-    ],
-)
+@pytest.mark.parametrize(("math", "dtype", "shape", "name"), FEW_COLUMNS)
 def test_few_columns_are_shared_as_was_fastest(math, dtype, shape, name):
-    assert panel_plan(problem_of(math, (dtype, dtype), shape, (0,)), math).kernel.name == name
+    assert plan_shape(shape, dtype, dim=0, math=math).kernel.name == name
 
 
 def test_slots_of_exchanged_states_that_lie_apart_are_in_different_banks():
