@@ -34,7 +34,7 @@ def plan_few(g: Groups) -> PanelPlan | None:
 
     None where they were more than two for each SM, held less than a panel, or more than parts are slower for.
     """
-    if g.orientation == "row" or g.invariant:
+    if g.orientation == "row" or g.invariant or g.inputs * g.length * g.groups * g.smallest > HELD_OF_FEW:
         return None
     found: list[Way] = []
     for threads in THREADS_OF_FEW:
