@@ -175,7 +175,7 @@ class PanelPlan(PlanBase):
         c = self.kernel
         if c.orientation == "column":
             columns = min(c.columns, self.advance + c.overlap)
-            where = f"panels of {columns} columns by {self.length} elements, {c.across} x {c.down} threads"
+            where = f"panels of {counted(columns, 'column')} by {self.length} elements, {c.across} x {c.down} threads"
         else:
             where = f"one or more CTAs per row, {c.threads} threads along it"
         if c.cluster_n > 1:
