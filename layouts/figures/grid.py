@@ -167,9 +167,13 @@ def _draw_band(grid: Grid, rows: Runs, band: Runs) -> Canvas:
     for x, extent, missing in column_gaps:
         middle = left + x + extent / 2
         canvas.words(middle, top + first_row + 3.5, _gap_words(missing, grid.unit), "axis", "middle")
+    framed = bool(grid.thick_rows or grid.thick_columns)
     for y, extent, missing in row_gaps:
-        words = f"⋯ {missing:,} more rows ⋯"
-        canvas.words(left + first_w / 2, top + y + extent / 2 + 3.5, words, "axis", "middle")
+        words, middle = f"⋯ {missing:,} more rows ⋯", top + y + extent / 2 + 3.5
+        if framed and len(band) == 1 and text_width(words, "axis") > first_w:  # the frame would cross them
+            canvas.words(left + first_w + 8, middle, words, "axis")
+        else:
+            canvas.words(left + first_w / 2, middle, words, "axis", "middle")
     _borders(canvas, grid, columns, lines, (left, top), (total_w, total_h))
     return canvas
 
