@@ -16,8 +16,7 @@ import gallery
 import pytest
 
 from layouts import Layout, figures, operations, parse, style
-from layouts.figures import scene
-from layouts.figures.grid import windows
+from layouts.figures import grid, scene
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -188,7 +187,7 @@ def expand(text: str) -> list[int]:
 
 def test_elision_counts_every_column():
     for count, limit, keep in ((1000, 30, ()), (1000, 30, (500,)), (64, 20, (3, 60)), (31, 30, (30,))):
-        runs = windows(count, limit, keep)
+        runs = grid.windows(count, limit, keep)
         drawn = [i for r in runs for i in r]
         assert drawn == sorted(set(drawn)) and drawn[0] == 0 and drawn[-1] == count - 1
         assert len(drawn) <= limit + 4
@@ -458,3 +457,18 @@ def test_a_composition_is_drawn_beside_its_operands(outer, inner):
 def test_a_composition_of_three_modes_is_refused():
     with pytest.raises(ValueError, match="two modes, got the shape"):
         figures.composed(parse("(2,2,2):(1,2,4)"), parse("2:1"))
+
+
+@pytest.mark.parametrize(("columns", "within"), [(1, False), (8, True)])
+def test_words_of_what_is_left_out_do_not_cross_a_frame(columns, within):
+    """They stand within a frame that has room for them, else beside it."""
+    shown = grid.Grid(200, columns, lambda r, c: ("blue", ("T0",), ()), (40, 24), thick_rows=(32,))
+    canvas = grid.draw(shown, *grid.arrange(shown))
+    (frame, *_) = [s for s in canvas.items if isinstance(s, scene.Stroke) and s.points[0] == s.points[-1]]
+    left, right = frame.points[0][0], frame.points[1][0]
+    words = [w for w in canvas.items if isinstance(w, scene.Words) and "more rows" in w.text]
+    assert words
+    for w in words:
+        wide = scene.text_width(w.text, w.voice)
+        first = w.x - (wide / 2 if w.anchor == "middle" else 0)
+        assert (left < first and first + wide < right) if within else first > right
