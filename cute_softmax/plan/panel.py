@@ -50,7 +50,12 @@ def _held(g: Groups) -> PanelPlan | None:
     for config in (g.table.shifted if g.shifted else g.table.held)[g.inputs]:
         if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
             return None  # what is only read need not be held: see docs/experiments.md
-        if not (g.has_threads(config) and g.holds(config, c := g.class_of(config))):
+        if not g.has_threads(config):
+            continue
+        c = g.class_of(config)
+        if not (
+            config.has_registers(g.inputs * c.vector, g.device.architecture) and g.holds(c, config.alone)
+        ):
             continue
         few_bytes = g.orientation == "column" and g.vector < g.widest and g.facts.outputs
         if config.narrow and not (few_bytes and g.panels(c) * c.cluster_n >= sms):

@@ -41,11 +41,8 @@ def plan_few(g: Groups) -> PanelPlan | None:
         found = sorted((*found, *_ways(g, threads)), key=attrgetter("cost"))
         if found and not (found[0].is_long and found[0].has_room):
             break
-    for way in found:
-        config, c = PanelConfig(way.one.threads, way.steps, way.cluster), way.made
-        if g.holds(config, c):
-            return g.plan(c, 1, g.share(c, c.cluster_n))
-    return None
+    c = next(filter(g.holds, (way.made for way in found)), None)
+    return g.plan(c, 1, g.share(c, c.cluster_n)) if c else None
 
 
 @dataclass(frozen=True)

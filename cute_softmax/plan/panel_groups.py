@@ -254,16 +254,16 @@ class Groups:
         """Whether an SM holds as many CTAs as it should: those of parts wait for each other, and all should run."""
         return c.min_blocks <= self.device.architecture.ctas_of(self.taken(c))
 
-    def holds(self, config: PanelConfig, c: PanelClass) -> bool:
-        """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
+    def holds(self, c: PanelClass, alone: bool = False) -> bool:
+        """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them; alone: see
+        `PanelConfig`."""
         architecture = self.device.architecture
         return (
             c.cluster_n <= architecture.cluster_limit
             and self.share(c, c.cluster_n) <= c.tile
-            and config.has_registers(self.inputs * c.vector, architecture)
             and (
                 c.orientation == "column" and c.rows_abreast == 1
-                if config.alone
+                if alone
                 else c.down > 1 and c.groups <= c.threads
             )
             and self.taken(c) <= architecture.shared_memory

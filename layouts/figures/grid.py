@@ -43,6 +43,11 @@ class Grid:
     unit: int = 1
     edge: int | None = None  # the column before which the data ends
 
+    @property
+    def framed(self) -> bool:
+        """Whether a thick border runs around the whole."""
+        return bool(self.thick_rows or self.thick_columns)
+
 
 def windows(count: int, limit: int, keep: Sequence[int] = ()) -> Runs:
     """At most about ``limit`` of ``count`` indices: the first, the last, and those around each of
@@ -167,10 +172,11 @@ def _draw_band(grid: Grid, rows: Runs, band: Runs) -> Canvas:
     for x, extent, missing in column_gaps:
         middle = left + x + extent / 2
         canvas.words(middle, top + first_row + 3.5, _gap_words(missing, grid.unit), "axis", "middle")
-    framed = bool(grid.thick_rows or grid.thick_columns)
     for y, extent, missing in row_gaps:
         words, middle = f"⋯ {missing:,} more rows ⋯", top + y + extent / 2 + 3.5
-        if framed and len(band) == 1 and text_width(words, "axis") > first_w:  # the frame would cross them
+        if (
+            grid.framed and len(band) == 1 and text_width(words, "axis") > first_w
+        ):  # the frame would cross them
             canvas.words(left + first_w + 8, middle, words, "axis")
         else:
             canvas.words(left + first_w / 2, middle, words, "axis", "middle")
@@ -184,7 +190,7 @@ def _borders(canvas: Canvas, grid: Grid, columns, lines, origin, total) -> None:
     for c, x in columns:
         if c == grid.edge:
             canvas.stroke([(left + x, top - 4), (left + x, top + total_h + 8)], "edge")
-    if not (grid.thick_rows or grid.thick_columns):
+    if not grid.framed:
         return
     inner = columns[0][0], lines[0][0]
     for c, x in columns:
