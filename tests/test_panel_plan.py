@@ -422,6 +422,26 @@ def test_few_columns_are_shared_as_was_fastest(math, dtype, shape, name):
     assert plan_shape(shape, dtype, dim=0, math=math).kernel.name == name
 
 
+@pytest.mark.parametrize("math", ["softmax", "softmax_backward", "logsumexp"])
+@pytest.mark.parametrize("pair", classes.PAIRS)
+def test_threads_hold_no_step_that_no_share_needs(math, pair):
+    """Of columns and of rows with gaps; what is streamed has chunks instead."""
+    seen = set()
+    for length, (outer, inner) in product(
+        (1, 2, 3, 5, 9, 17, 58, 87, 129, 260, 700, 1500, 3000, 7000),
+        ((1, 4), (1, 200), (9, 55 * 55), (700, 64), (3, 65536)),
+    ):
+        for dims in ((1,), (1, 3)):
+            shape = (outer, length, inner, 16) if len(dims) > 1 else (outer, length, inner)
+            made = panel_plan(problem_of(math, pair, shape, dims), math)
+            c = made.kernel
+            step = c.down * c.unit
+            if not c.streaming:
+                assert (c.steps - 1) * step < made.share <= c.steps * step, (shape, dims, c.name)
+                seen.add((c.orientation, c.steps))
+    assert len(seen) > 14 and {orientation for orientation, _ in seen} == {"column", "row"}
+
+
 def test_slots_of_exchanged_states_that_lie_apart_are_in_different_banks():
     """Those that the lanes of a line write at a time, and those that neighbours merge."""
     seen = 0
@@ -448,7 +468,7 @@ def test_classes_ask_for_no_more_ctas_than_an_sm_has_room_for():
     """Neither in shared memory nor, of aligned blocks, in registers: what spilled took up to 1.7 times as long."""
     seen = set()
     for pair, length, width in product(
-        classes.PAIRS, (11, 17, 26, 38, 80, 120, 192, 288, 432, 984, 2216, 3320), (55 * 55, 56 * 56, 64)
+        classes.PAIRS, (11, 17, 26, 38, 80, 128, 150, 192, 288, 432, 984, 2216, 3320), (55 * 55, 56 * 56, 64)
     ):
         for name in ("softmax", "softmax_backward"):
             made = panel_plan(problem_of(name, pair, (700, length, width), (1,)), name)

@@ -10,7 +10,7 @@ from layouts.algebra import Layout
 from .base import ClassBase
 from .maths import CACHE_LINE, WARP, Math
 from .panel_configs import EXTRA_BLOCKS, PANEL_BYTES
-from .problem import ITEM_SIZE
+from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 
 HEADER = 1  # words of an exchange point before its parts'
@@ -391,12 +391,11 @@ class PanelClass(ClassBase):
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        inputs = self.dtypes[: len(self.facts.inputs)]
-        held = sum(
-            self.tile_of(i).cosize * (WORD if self.words(i) else ITEM_SIZE[d]) for i, d in enumerate(inputs)
-        )
-        exchange = self.reduction_buffer.cosize * 4 + self.peers.cosize * self.whole_bytes
-        return held + exchange + 8 + 8 * self.trips
+        sizes = [WORD if self.words(i) else ITEM_SIZE[self.dtypes[i]] for i in range(len(self.facts.inputs))]
+        held = [self.tile_of(i).cosize * size for i, size in enumerate(sizes)]
+        # Each begins at a boundary of 16 bytes.
+        placed = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in (*held, self.reduction_buffer.cosize * 4))
+        return placed + self.peers.cosize * self.whole_bytes + 8 + 8 * self.trips
 
     @property
     def name(self) -> str:

@@ -36,10 +36,10 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 WIDE_BELOW_BYTES, FEW_WIDE_PANELS = 64, 5
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
-# Few columns: steps and threads to choose from, more threads where CTAs have an SM each and a thread more than so many
+# Few columns: steps at most, and threads to choose from, more where CTAs have an SM each and a thread more than so many
 # bytes of a tensor; the part of SMs that clusters of 16 reach; how many CTAs of clusters take as long to start as a
 # step takes, and steps as long as a cluster's exchange.
-STEPS_OF_FEW, THREADS_OF_FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40), (128, 256)
+STEPS_OF_FEW, THREADS_OF_FEW = 40, (128, 256)
 BYTES_OF_A_THREAD, REACHED = 128, 7 / 8
 CTAS_OF_A_STEP, STEPS_OF_AN_EXCHANGE = 16, 2
 # Their panels: of so many columns at least, or so many panels where that makes fewer; bytes of a vector; what CTAs of
