@@ -24,9 +24,10 @@ ALIGNED_INSTRUCTIONS = 0.8  # of such columns where all rows of a thread begin a
 # A thread's registers for each of its columns, then: 26 columns in bf16 took 198 us in 9 CTAs of an SM, in 12, which
 # spill 128 bytes, 340 (H200, 2026-11-28).
 ALIGNED_REGISTERS = 7
-# CTAs of so many columns of threads and steps at most: one more spills 24 to 88 bytes, and 80, 144 and 512 channels of
-# 57 x 57 took 8, 30 and 9% longer. What other steps spill costs less than a CTA (H200, 2026-11-28 and 29).
-ALIGNED_CTAS = {(1024, 10): 6, (1024, 16): 4, (2048, 10): 3}
+# CTAs of so many columns of threads and steps at most: one more spills 16 to 88 bytes, and 80, 144 and 512 channels of
+# 57 x 57 took 8, 30 and 9% longer, 144 and 570 rows of columns 11 and 5%. What other steps spill costs less than a CTA
+# (H200, 2026-11-28 and 29).
+ALIGNED_CTAS = {(1024, 9): 6, (1024, 10): 6, (1024, 16): 4, (2048, 9): 3, (2048, 10): 3}
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.
@@ -36,10 +37,11 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 WIDE_BELOW_BYTES, FEW_WIDE_PANELS = 64, 5
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
-# Few columns: steps at most, and threads to choose from, more where CTAs have an SM each and a thread more than so many
+# Few columns: steps and threads to choose from, more threads where CTAs have an SM each and a thread more than so many
 # bytes of a tensor; the part of SMs that clusters of 16 reach; how many CTAs of clusters take as long to start as a
-# step takes, and steps as long as a cluster's exchange.
-STEPS_OF_FEW, THREADS_OF_FEW = 40, (128, 256)
+# step takes, and steps as long as a cluster's exchange. Chosen by exact steps, gradients of 5000 x 16 and 1100 x 128
+# took 1.08 and 1.09 of the time, and nothing was gained in the mean (bf16, H200, 2026-11-29).
+STEPS_OF_FEW, THREADS_OF_FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40), (128, 256)
 BYTES_OF_A_THREAD, REACHED = 128, 7 / 8
 CTAS_OF_A_STEP, STEPS_OF_AN_EXCHANGE = 16, 2
 # Their panels: of so many columns at least, or so many panels where that makes fewer; bytes of a vector; what CTAs of

@@ -111,6 +111,7 @@ def _ways(g: Groups, threads: int) -> Iterator[Way]:
         most = min(2 * g.device.multiprocessors // panels, g.device.architecture.cluster_limit)
         for cluster in (1 << i for i in range(most.bit_length())):
             share = g.share(one, cluster)
-            way = Way(g, one, panels, cluster, math.ceil(share / one.tile))
-            if way.steps <= STEPS_OF_FEW and share * (cluster - 1) < g.length and way.is_faster:
+            steps = next((n for n in STEPS_OF_FEW if n * one.tile >= share), 0)
+            way = Way(g, one, panels, cluster, steps)
+            if steps and share * (cluster - 1) < g.length and way.is_faster:
                 yield way
