@@ -321,7 +321,8 @@ class _HostRun:
 
 
 def _private_store(folder: str) -> dict[str, str]:
-    """An environment in which every provider keeps its compiled code below `folder`."""
+    """An environment in which every provider keeps its compiled code below `folder`, and Python that of its modules, as
+    where they are installed: without it the first call of a process took 350 ms instead of 190 (H200, 2026-11-29)."""
     places = (
         "CUTE_SOFTMAX_CACHE_DIR",
         "TMPDIR",
@@ -333,7 +334,9 @@ def _private_store(folder: str) -> dict[str, str]:
     for path in paths.values():
         os.mkdir(path, 0o700)
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **paths, "PYTHONPATH": python_path}
+    environment = {**os.environ, **paths, "PYTHONPATH": python_path}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def _first_call(name: str, case: Case, new_columns: int, environment: dict[str, str]) -> dict[str, float]:

@@ -170,16 +170,22 @@ def measure(
         here = {config: plans[config][n] for config, some in served.items() if n in some}
         if not here:
             continue
+        alike: dict[Plan | PanelPlan, list[Config]] = {}  # by the plan to which they are filled
+        for config, plan in here.items():
+            alike.setdefault(plan, []).append(config)
         bench = Bench(job, dtype, n, torch.device("cuda", torch.cuda.current_device()))
-        calls = bench.right(here, bench.work.plan(replace(device, table=table)))
+        first = {configs[0]: plan for plan, configs in alike.items()}
+        calls = bench.right(first, bench.work.plan(replace(device, table=table)))
         for _ in range(PASSES):
             for config, us in bench.times(calls).items():
-                found[config].us.setdefault(n, []).append(us)
+                for same in alike[first[config]]:
+                    found[same].us.setdefault(n, []).append(us)
         if calls and (few := job.with_few(dtype, n)):
             bench = Bench(few, dtype, n, bench.results[0].device)
             plans_of_few = {config: planned(few, config, dtype, n, table, device) for config in calls}
             for config, us in bench.times({c: bench.call(p) for c, p in plans_of_few.items()}).items():
-                found[config].few[n] = us
+                for same in alike[first[config]]:
+                    found[same].few[n] = us
         del bench, calls
         torch.cuda.empty_cache()
     return list(found.values())

@@ -330,7 +330,8 @@ def _uses(made: Plan | PanelPlan, config: Config, without: Plan | PanelPlan | No
     """Whether a plan is of a configuration; without: what is planned when its list is empty, where it can be."""
     if without is not None:
         return made.kernel != without.kernel
-    told = (
-        ("threads", "steps") if isinstance(config, RowConfig) else ("threads", "steps", "ahead", "registers")
-    )
-    return all(getattr(made.kernel, name) == getattr(config, name) for name in told)
+    c = made.kernel
+    if isinstance(config, RowConfig):
+        return (c.threads, c.steps) == (config.threads, config.steps)
+    same = all(getattr(c, name) == getattr(config, name) for name in ("threads", "ahead", "registers"))
+    return same and c.steps <= config.steps  # as many as a share needs, if it is held

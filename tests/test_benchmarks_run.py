@@ -329,6 +329,11 @@ def test_a_process_run_reads_what_its_processes_print(fake_device, monkeypatch):
     assert len({store for *_, store in taken}) == 2
 
 
+def test_fresh_processes_keep_bytecode(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in run._private_store(str(tmp_path))
+
+
 def test_a_fresh_process_that_fails_gives_its_last_line(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")

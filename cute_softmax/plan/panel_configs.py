@@ -54,7 +54,7 @@ INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, ho
 
 @dataclass(frozen=True)
 class PanelConfig:
-    """threads of a CTA, vectors that each holds, CTAs of a cluster, CTAs that an SM must hold.
+    """threads of a CTA, vectors that each holds at most, CTAs of a cluster, CTAs that an SM must hold.
 
     alone: each thread has its columns for itself, and nothing is exchanged.
     vector_bytes: of an access; narrower vectors are fewer columns a thread, whose states cost less to merge.

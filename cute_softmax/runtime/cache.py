@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import glob
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -243,9 +244,10 @@ def fingerprint(sources: Path = Path(__file__).parents[2]) -> str:
     """
     digest = hashlib.sha256()
     for pattern in SOURCES:
-        for path in sorted(sources.glob(pattern)):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(sources)} {len(content)}\n".encode() + content)
+        for name in sorted(glob.glob(pattern, root_dir=sources, recursive=True)):
+            with open(os.path.join(sources, name), "rb") as file:
+                content = file.read()
+            digest.update(f"{name} {len(content)}\n".encode() + content)
     versions = [importlib.metadata.version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
     flags = sorted(i for i in os.environ.items() if i[0].startswith("CUTE_DSL_") and i[0] not in NO_CODE)
     cuda = runtime_library().parts[-3]
