@@ -469,7 +469,7 @@ def test_classes_ask_for_no_more_ctas_than_an_sm_has_room_for():
     seen = set()
     for pair, length, width in product(
         classes.PAIRS,
-        (11, 17, 26, 38, 70, 80, 128, 140, 150, 192, 288, 432, 984, 2216, 3320),
+        (11, 17, 26, 38, 70, 80, 120, 128, 140, 150, 192, 288, 432, 984, 2216, 3320),
         (55 * 55, 56 * 56, 64),
     ):
         for name in ("softmax", "softmax_backward"):

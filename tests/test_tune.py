@@ -120,9 +120,14 @@ def test_a_tables_own_configurations_are_candidates_that_plans_use(name):
         assert len(used) >= 0.7 * len(own)
         for config in used:
             for n, plan in fits[config].items():
-                assert plan.kernel.threads == config.threads, n
-                steps = 0 if job.of_short else plan.kernel.steps  # of panels, as many as the length needs
-                assert job.of_short or (steps <= config.steps if job.of_panels else steps == config.steps), n
+                c = plan.kernel
+                assert c.threads == config.threads, n
+                if job.of_panels:  # as many as the length needs
+                    assert (
+                        c == replace(c, steps=config.steps).filled(plan.share) and c.steps <= config.steps
+                    ), n
+                else:
+                    assert job.of_short or c.steps == config.steps, n
 
 
 def test_a_list_in_a_tables_place_and_those_that_share_it():

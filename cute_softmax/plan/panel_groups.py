@@ -218,13 +218,6 @@ class Groups:
             rows_abreast=self.rows_abreast,
         )
 
-    @staticmethod
-    def filled(c: PanelClass, share: int) -> PanelClass:
-        """The class in as many steps as the CTA with the largest share needs."""
-        # Steps beyond the end of a share cost their instructions, their registers and their shared memory: 0.96 of the
-        # time without them over 694 tensors, 0.65 at the least (H200, 2026-11-29; docs/experiments.md).
-        return replace(c, steps=math.ceil(share / (c.down * c.unit)))
-
     def room_for(self, c: PanelClass) -> PanelClass:
         """The class for as many CTAs, of those it says, as an SM has shared memory for, and registers where blocks stay
         as they lie."""
@@ -304,7 +297,7 @@ class Groups:
 
     def plan(self, c: PanelClass, parts: int, share: int) -> PanelPlan:
         """The plan of a class, with panels in so many parts."""
-        c, rows = c if c.streaming else self.room_for(self.filled(c, share)), self.rows_abreast
+        c, rows = c if c.streaming else self.room_for(c.filled(share)), self.rows_abreast
         last = self.problem.length - (math.ceil(self.problem.length / rows) - 1) * rows
         return PanelPlan(
             problem=self.problem,
