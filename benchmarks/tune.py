@@ -47,16 +47,25 @@ from .tune_jobs import (
 
 CALLS, PASSES = 3, 2
 STEP, PANEL_STEP, QUICK_STEP = 1.25, 1.12, 1.6  # from one length to the next
-# The longest length that a configuration holds, over the shortest that it is timed at, of rows and of panels; of those
-# that the table has, and of short rows, whose first configuration holds all that are shorter.
-REACH, PANEL_REACH, KNOWN_REACH = 2, 1.6, 16
-# Configurations of a list, for one dtype: with few rows and narrow vectors 48 classes.
-MOST = {"many": 24, "few": 4, "held": 32, "shifted": 28, "deep": 2, "short": 12}
+# The longest length that a configuration holds, over the shortest that it is timed at, of rows and of panels, whose
+# steps are filled, so that those of fewer serve what is shorter; of rows that the table has, and of short ones, whose
+# first configuration holds all that are shorter.
+REACH, PANEL_REACH, KNOWN_REACH = 2, 1.3, 16
+# Classes of a list, for one dtype: of rows with few of them and narrow vectors 48. Panels of 48 would take 1.04 of the
+# time, up to 1.4 (docs/experiments.md, "Filled panels").
+MOST = {"many": 24, "few": 4, "held": 64, "shifted": 64, "deep": 2, "short": 12}
 
 
 def step_of(job: Job, quick: bool) -> float:
     """From one length to the next."""
     return QUICK_STEP if quick else PANEL_STEP if job.of_panels else STEP
+
+
+def reach_of(job: Job, known: bool) -> float:
+    """The longest length that a configuration holds, over the shortest that it is timed at; known: to the table."""
+    if job.of_panels:
+        return PANEL_REACH
+    return KNOWN_REACH if known or job.of_short else REACH
 
 
 def load_or_skip(kernel: object) -> None:
@@ -146,19 +155,15 @@ def measure(
             max(fits),
             incumbent=tried[config],
             taken={n for n in fits if tried[config] and fits[n].kernel == taken[n]},
+            classes={n: plan.kernel for n, plan in fits.items()} if job.of_panels else {},
         )
         for config, fits in plans.items()
         if fits
     }
     # Far below its capacity a configuration is out of the question (millions of clusters for rows of a few elements),
     # unless it is what the table has there; what the table has may take over from a neighbour that is wrong.
-    reach = PANEL_REACH if job.of_panels else KNOWN_REACH if job.of_short else REACH
     served = {
-        config: [
-            n
-            for n in fits
-            if (KNOWN_REACH if tried[config] else reach) * n > max(fits) or n in found[config].taken
-        ]
+        config: [n for n in fits if reach_of(job, tried[config]) * n > max(fits) or n in found[config].taken]
         for config, fits in plans.items()
         if fits
     }

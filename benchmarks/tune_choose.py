@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 STAYS = 0.98  # of an incumbent's time: what does not beat it by 2% in both passes does not take its place
-PENALTY = 0.01  # of one length's time: what a configuration more must save
+PENALTY = 0.01  # of one length's time: what a class more must save
 # Of the logarithm of the time of few rows, beside that of many: few threads that have many vectors each may be the
 # fastest for many short rows, and take half as long again where there are few (docs/experiments.md, "Filled steps").
 FEW_WEIGHT = 0.25
@@ -16,7 +16,8 @@ FEW_WEIGHT = 0.25
 @dataclass
 class Measured:
     """A configuration's times in microseconds by length, one a pass; `longest` of the lengths that it holds at all;
-    `taken`: those that it holds in the table as it is; `few`: of short rows, the time of a call of few of them."""
+    `taken`: those that it holds in the table as it is; `few`: of short rows, the time of a call of few of them;
+    `classes`: by length what is compiled, where that is not the same for all."""
 
     config: Hashable
     longest: int
@@ -24,6 +25,7 @@ class Measured:
     us: dict[int, list[float]] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
     few: dict[int, float] = field(default_factory=dict)
+    classes: dict[int, Hashable] = field(default_factory=dict)
 
     def time(self, length: int) -> float | None:
         """What counts: the best time of an incumbent, less what it may be beaten by, and the worst of another's; with
@@ -50,7 +52,9 @@ def together(found: Sequence[Sequence[Measured]]) -> list[Measured]:
         }
         few = {n: math.prod(one.few[n] for one in all_of) ** (1 / len(all_of)) for n in shared & set(m.few)}
         made.append(
-            Measured(config, min(one.longest for one in all_of), m.incumbent, us, m.taken & shared, few)
+            Measured(
+                config, min(one.longest for one in all_of), m.incumbent, us, m.taken & shared, few, m.classes
+            )
         )
     return [m for m in made if m.us]
 
@@ -94,14 +98,14 @@ def best_times(measured: Sequence[Measured], lengths: Sequence[int]) -> dict[int
 
 
 def chain(measured: Sequence[Measured], lengths: Sequence[int], most: int) -> list[Measured]:
-    """At most `most` configurations, the shortest capacity first, whose times over all lengths have the least geometric
-    mean; each length is held by the first that it fits.
+    """Configurations of at most `most` classes, the shortest capacity first, whose times over all lengths have the
+    least geometric mean; each length is held by the first that it fits.
 
-    Raises ValueError where no such chain holds every length that has a time.
+    Raises ValueError where no such list holds every length that has a time.
     """
     best = best_times(measured, lengths)
     served = [n for n in sorted(lengths) if n in best]
-    # states[p]: the chains that hold the first p lengths, as (cost, configurations), by their number.
+    # states[p]: the chains that hold the first p lengths, as (cost, configurations), by the number of their classes.
     states: list[dict[int, tuple[float, tuple[Measured, ...]]]] = [{0: (0.0, ())}]
     states += [{} for _ in served]
     for begin in range(len(served)):
@@ -113,13 +117,17 @@ def chain(measured: Sequence[Measured], lengths: Sequence[int], most: int) -> li
             times = [one.time(n) for n in served[begin:end]]
             if not times or None in times:
                 continue
-            cost = PENALTY + sum(math.log(t / best[n]) for t, n in zip(times, served[begin:], strict=False))
+            more = len({one.classes.get(n) for n in served[begin:end]})
+            cost = PENALTY * more
+            cost += sum(math.log(t / best[n]) for t, n in zip(times, served[begin:], strict=False))
             for count, (before, taken) in states[begin].items():
-                known = states[end].get(count + 1)
-                if count < most and (known is None or before + cost < known[0]):
-                    states[end][count + 1] = (before + cost, (*taken, one))
+                known = states[end].get(count + more)
+                if count + more <= most and (known is None or before + cost < known[0]):
+                    states[end][count + more] = (before + cost, (*taken, one))
     if not states[-1]:
-        raise ValueError(f"no {most} of {len(measured)} configurations hold all {len(served)} lengths")
+        raise ValueError(
+            f"no list of at most {most} classes, of {len(measured)} configurations, holds all {len(served)} lengths"
+        )
     return list(min(states[-1].values(), key=lambda found: found[0])[1])
 
 

@@ -39,8 +39,9 @@ from .operations import DTYPES
 from .tune_rules import SHORT, deep_candidates, neighbours, panel_candidates, row_candidates, short_candidates
 
 Config = RowConfig | PanelConfig | ShortConfig
-# Of an input: in 128 MB what begins and ends hides up to a fifth of the time that larger ones take.
-FILL_BYTES = 512 << 20
+# Of an input: in 128 MB what begins and ends hides up to a fifth of the time that larger ones take. Panels have as many
+# as the map's, and half of the time goes.
+FILL_BYTES, PANEL_FILL_BYTES = 512 << 20, 256 << 20
 LOSS = Prologue(alpha="groups", target="loss")
 FEW_ELEMENTS = 16  # of rows that each have a length of their own
 FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
@@ -129,9 +130,11 @@ class Job:
         """Whether its configurations are those of short rows: as many elements of either size."""
         return self.place[0] == "short"
 
-    def holds(self, dtype: str) -> Callable[[RowConfig], int] | None:
-        """The longest row that a configuration of rows holds, in elements; None of others, where the shape decides."""
+    def holds(self, dtype: str) -> Callable[[Any], float] | None:
+        """The longest row or column that a configuration of its list holds; None where the shape decides."""
         vector = self.vector(dtype)
+        if self.of_panels:
+            return lambda config: config.room
         return (lambda config: config.capacity * vector) if self.of_rows else None
 
     @property
@@ -149,7 +152,8 @@ class Job:
 
     def shape(self, length: int, dtype: str) -> tuple[int, int]:
         """The matrix of a call."""
-        fill = max(FILL_BYTES // (length * ITEM_SIZE[dtype]), 1)
+        fill_bytes = PANEL_FILL_BYTES if self.of_panels else FILL_BYTES
+        fill = max(fill_bytes // (length * ITEM_SIZE[dtype]), 1)
         beside = self.beside or (fill // 64 * 64 or fill) - self.odd or 1
         return (beside, length) if self.dim else (length, beside)
 
@@ -187,6 +191,7 @@ def jobs() -> list[Job]:
             Job(("deep", ("wide", inputs)), math, 0, None, 1 << 15, 1 << 22, odd=True),
             Job(("streaming", inputs), math, 0, 256, 1 << 15, 1 << 22),
         ]
+    panels.append(Job(("held", 0), "logsumexp", 0, None, 2, 1 << 15))
     panels += [
         Job(("deep", ("row", 1)), "softmax", 1, None, 1 << 22, 1 << 29),
         Job(("deep", ("row", 2)), "softmax_backward", 1, None, 1 << 22, 1 << 29),

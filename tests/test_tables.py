@@ -29,8 +29,8 @@ def test_tables_hold_configurations_in_order(name):
             assert capacities == sorted(capacities)
     capacities = [c.capacity for c in table.short]
     assert capacities == sorted(set(capacities)) and all(n % 4 == 0 for n in capacities)
-    for found in (table.held, table.shifted):
-        assert set(found) == {1, 2} and all(found.values())
+    assert set(table.held) == {0, 1, 2} and set(table.shifted) == {1, 2}
+    assert all(table.held.values()) and all(table.shifted.values())
     assert set(table.deep) <= {(way, inputs) for way in ("row", "column", "wide") for inputs in (1, 2)}
     with pytest.raises(TypeError, match="wide"):
         RowConfig(threads_per_row=4, steps=1, wide=2)

@@ -176,8 +176,12 @@ def test_a_chain_holds_every_length_with_few_configurations():
     found = tune_choose.chain([large, middle, small], lengths, 3)
     assert [m.config for m in found] == ["small", "large"]  # the middle one saves less than it costs
     assert [m.config for m in tune_choose.chain([large, middle, small], lengths, 1)] == ["large"]
-    with pytest.raises(ValueError, match="no 1 of 2 configurations hold all 4 lengths"):
+    with pytest.raises(ValueError, match="at most 1 classes, of 2 configurations, holds all 4 lengths"):
         tune_choose.chain([small, measured("far", 4, {3: 1.0, 4: 1.0})], lengths, 1)
+    # Where a configuration is another class at each length, each of them counts, and costs.
+    small.classes, large.classes = {1: "a", 2: "b"}, {1: "c", 2: "c", 3: "c", 4: "c"}
+    assert [m.config for m in tune_choose.chain([large, middle, small], lengths, 3)] == ["small", "large"]
+    assert [m.config for m in tune_choose.chain([large, small], lengths, 2)] == ["large"]
     holders = tune_choose.holders(found, [1, 2, 3, 4, 5])
     assert {n: m.config for n, m in holders.items()} == {1: "small", 2: "small", 3: "large", 4: "large"}
 
@@ -353,6 +357,7 @@ def made_up_gpu(fake_device, monkeypatch, tmp_path):
     monkeypatch.setattr(tune.launch, "call_for", Call)
     monkeypatch.setattr(tune.launch, "device_facts", lambda _: H200)
     monkeypatch.setattr(tune_jobs, "FILL_BYTES", 1 << 14)
+    monkeypatch.setattr(tune_jobs, "PANEL_FILL_BYTES", 1 << 14)
     monkeypatch.setattr(tune_jobs, "VOCABULARIES", ())
     monkeypatch.setattr(timing, "FLUSH_BYTES", 16)
     monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # no time is measured that it would be in

@@ -47,10 +47,10 @@ def plan_panel(
 def _held(g: Groups) -> PanelPlan | None:
     """The plan of panels that a CTA or a cluster holds; None where there is no such configuration."""
     sms = g.device.multiprocessors
-    for config in (g.table.shifted if g.shifted else g.table.held)[g.inputs]:
+    for config in g.configs:
         if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
             return None  # what is only read need not be held: see docs/experiments.md
-        if not g.has_threads(config):
+        if not g.has_threads(config) or g.splits_sectors(config):
             continue
         c = g.class_of(config)
         if not (

@@ -9,7 +9,7 @@ from layouts.algebra import Layout
 
 from .base import ClassBase
 from .maths import CACHE_LINE, WARP, Math
-from .panel_configs import EXTRA_BLOCKS, PANEL_BYTES
+from .panel_configs import ALL_NUMBERS_OF_STEPS, EXTRA_BLOCKS, PANEL_BYTES
 from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 
@@ -190,10 +190,13 @@ class PanelClass(ClassBase):
         return self.down * self.steps * self.unit
 
     def filled(self, share: int) -> PanelClass:
-        """This class in as many steps as a CTA with so many elements of each group needs."""
+        """This class in as many steps as a CTA with so many elements of each group needs, or one more."""
         # Steps beyond the end of a share cost their instructions, their registers and their shared memory: 0.96 of the
-        # time without them over 694 tensors, 0.65 at the least (H200, 2026-11-29; docs/experiments.md).
-        return replace(self, steps=math.ceil(share / (self.down * self.unit)))
+        # time without them over 694 tensors, 0.65 at the least (H200, 2026-11-29; docs/experiments.md). Of many there
+        # is an even number, so that there are fewer classes.
+        needed = math.ceil(share / (self.down * self.unit))
+        even = needed + needed % 2 if needed > ALL_NUMBERS_OF_STEPS else needed
+        return replace(self, steps=min(even, self.steps))
 
     @property
     def width(self) -> int:
@@ -405,6 +408,8 @@ class PanelClass(ClassBase):
 
     @property
     def name(self) -> str:
+        """A readable name. Of one math, dtypes and architecture classes that share it differ in `min_blocks` alone: two
+        configurations can be filled to one layout."""
         parts = [f"{self.orientation}{self.across}x{self.down}x{self.steps}x{self.vector}"]
         if self.kept_modes > 1 or self.reduced_modes > 1:
             parts.append(f"modes{self.kept_modes}_{self.reduced_modes}")

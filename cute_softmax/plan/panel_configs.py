@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .hardware import Architecture
@@ -12,6 +13,7 @@ PANEL_BYTES = (
     256  # of neighbouring columns that a panel takes: how much of a DRAM page is touched at once counts
 )
 NARROWEST_BYTES = 32  # a sector of L2
+ALL_NUMBERS_OF_STEPS = 8  # up to here there are classes of any number of steps, of more of even ones
 # Columns that begin anywhere are copied in whole vectors and shifted into place where vectors of their own would have
 # fewer bytes than these, and where so many columns lie side by side; of long ones, where they are more than a warp has
 # such vectors for.
@@ -25,9 +27,8 @@ ALIGNED_INSTRUCTIONS = 0.8  # of such columns where all rows of a thread begin a
 # spill 128 bytes, 340 (H200, 2026-11-28).
 ALIGNED_REGISTERS = 7
 # CTAs of so many columns of threads and steps at most: one more spills 16 to 88 bytes, and 80, 144 and 512 channels of
-# 57 x 57 took 8, 30 and 9% longer, 144 and 570 rows of columns 11 and 5%. What other steps spill costs less than a CTA
-# (H200, 2026-11-28 and 29).
-ALIGNED_CTAS = {(1024, 9): 6, (1024, 10): 6, (1024, 16): 4, (2048, 9): 3, (2048, 10): 3}
+# 57 x 57 took 8, 30 and 9% longer. What other steps spill costs less than a CTA (H200, 2026-11-28).
+ALIGNED_CTAS = {(1024, 10): 6, (1024, 16): 4, (2048, 10): 3}
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.
@@ -82,6 +83,14 @@ class PanelConfig:
     chunks: int = 0
     chunks_alone: int = 0
     narrow: bool = False
+
+    @property
+    def room(self) -> float:
+        """Elements of a column that it holds, in panels of its width; no bound of narrow ones."""
+        if self.narrow:
+            return math.inf
+        down = 1 if self.alone else self.threads // (self.panel_bytes // self.vector_bytes)
+        return down * self.steps * self.cluster_n
 
     def has_registers(self, elements: int, architecture: Architecture) -> bool:
         """Whether a thread that has its columns for itself keeps so many elements a step, as float32, in registers.

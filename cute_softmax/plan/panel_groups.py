@@ -150,6 +150,13 @@ class Groups:
         return len(self.facts.inputs) - len(self.facts.beside)
 
     @property
+    def configs(self) -> tuple[PanelConfig, ...]:
+        """The configurations of panels that are held."""
+        if self.shifted:
+            return self.table.shifted[self.inputs]
+        return self.table.held[self.inputs if self.facts.outputs else 0]
+
+    @property
     def groups(self) -> int:
         """How many columns there are, of rows that lie side by side all."""
         return self.problem.groups * self.rows_abreast
@@ -183,6 +190,15 @@ class Groups:
         width, across = self.stand(config)
         unit = 1 if self.orientation == "column" else width
         return self.length <= config.threads // across * config.steps * config.cluster_n * unit
+
+    def splits_sectors(self, config: PanelConfig) -> bool:
+        """Whether panels of less than a cache line would share sectors of L2 with their neighbours, as rows begin off
+        these: of one input and an output wider ones are faster."""
+        # 0.75 to 0.91 of the time (6,160 to 10,240 bf16 and float32 elements, rows at multiples of 16 bytes); of
+        # gradients 0.95 to 1.11; where rows begin at sectors, 0.98 to 1.19 (H200, 2026-11-29; docs/experiments.md).
+        narrow = self.orientation == "column" and config.panel_bytes < CACHE_LINE
+        one_of_each = self.inputs == 1 and bool(self.facts.outputs)
+        return narrow and one_of_each and not self.shifted and self.boundary < NARROWEST_BYTES
 
     def class_of(
         self, config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False

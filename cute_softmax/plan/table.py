@@ -35,7 +35,8 @@ class Table:
     causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
     short: rows of no more elements than the last one's capacity, that lie one behind another. chosen: longer ones,
         of which an index chooses an element: what it costs beside the row costs as much in each thread that shares one.
-    held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
+    held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere;
+        held[0]: of what is only read.
     streaming: panels that none of these holds. deep: by orientation and full inputs, those that hold 192 or 224 KB of
         what they read twice: for what has a full output, where the architecture has room. "wide": of columns whose
         rows of memory begin off cache lines.
@@ -68,6 +69,7 @@ class Table:
     def of(cls, name: str, data: dict) -> Table:
         """The table of a file's contents; TypeError or KeyError for names that there are not."""
         rows, panels = data["row"], data["panel"]
+        held = _by_inputs(panels["held"])
         deep = _lists(panels["deep"], PanelConfig)
         return cls(
             name=name,
@@ -79,7 +81,7 @@ class Table:
             prologue=_pairs(rows["prologue"]),
             short=tuple(ShortConfig(**fields) for fields in data["short"]),
             chosen=tuple(ShortConfig(**fields) for fields in data.get("chosen", ())),
-            held=_by_inputs(panels["held"]),
+            held={0: held[1], **held},  # before 0.3 what is only read had no list of its own
             shifted=_by_inputs(panels["shifted"]),
             deep={(key.split()[0], int(key.split()[1])): found for key, found in deep.items()},
             streaming={int(inputs): PanelConfig(**fields) for inputs, fields in panels["streaming"].items()},
