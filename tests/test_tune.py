@@ -122,10 +122,9 @@ def test_a_tables_own_configurations_are_candidates_that_plans_use(name):
             for n, plan in fits[config].items():
                 c = plan.kernel
                 assert c.threads == config.threads, n
-                if job.of_panels:  # as many as the length needs
-                    assert (
-                        c == replace(c, steps=config.steps).filled(plan.share) and c.steps <= config.steps
-                    ), n
+                if job.of_panels:  # as many as the length needs, or one more
+                    needed = replace(c, steps=config.steps).filled(plan.share).steps
+                    assert needed <= c.steps <= min(needed + (needed > 8), config.steps), n
                 else:
                     assert job.of_short or c.steps == config.steps, n
 

@@ -9,7 +9,7 @@ from layouts.algebra import Layout
 
 from .base import ClassBase
 from .maths import CACHE_LINE, WARP, Math
-from .panel_configs import ALL_NUMBERS_OF_STEPS, EXTRA_BLOCKS, PANEL_BYTES
+from .panel_configs import EXTRA_BLOCKS, PANEL_BYTES
 from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 
@@ -189,14 +189,10 @@ class PanelClass(ClassBase):
         """Elements of each group that a CTA holds."""
         return self.down * self.steps * self.unit
 
-    def filled(self, share: int) -> PanelClass:
-        """This class in as many steps as a CTA with so many elements of each group needs, or one more."""
-        # Steps beyond the end of a share cost their instructions, their registers and their shared memory: 0.96 of the
-        # time without them over 694 tensors, 0.65 at the least (H200, 2026-11-29; docs/experiments.md). Of many there
-        # is an even number, so that there are fewer classes.
+    def filled(self, share: int, multiple: int = 1) -> PanelClass:
+        """This class in as many steps as a CTA with so many elements of each group needs, a multiple of so many."""
         needed = math.ceil(share / (self.down * self.unit))
-        even = needed + needed % 2 if needed > ALL_NUMBERS_OF_STEPS else needed
-        return replace(self, steps=min(even, self.steps))
+        return replace(self, steps=min(math.ceil(needed / multiple) * multiple, self.steps))
 
     @property
     def width(self) -> int:
