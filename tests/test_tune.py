@@ -151,6 +151,19 @@ def test_a_table_of_ones_own_may_lack_a_list_of_few_rows():
     assert len({*found}) == 1
 
 
+def test_a_table_of_ones_own_may_lack_a_list_of_what_is_only_read():
+    """Then that of one input serves; tuned by itself it takes nothing from this."""
+    data = json.loads(path_of("h200").read_text())
+    del data["panel"]["held"]["0"]
+    older = tune_jobs.Table.of("older", data)
+    assert older.held[0] is older.held[1] == TABLE.held[1]
+    other = PanelConfig(64, 2)
+    both = tune_jobs.with_list(older, ("held", 1), (other,))
+    assert both.held[0] is both.held[1] == (other,)
+    one = tune_jobs.with_list(older, ("held", 0), (other,))
+    assert one.held[0] == (other,) and one.held[1] == TABLE.held[1]
+
+
 @pytest.mark.parametrize("name", ["held-1", "shifted-2"])
 def test_panels_may_be_left_to_the_next_list(name):
     job = JOBS[name]

@@ -13,9 +13,8 @@ PANEL_BYTES = (
     256  # of neighbouring columns that a panel takes: how much of a DRAM page is touched at once counts
 )
 NARROWEST_BYTES = 32  # a sector of L2
-ALL_NUMBERS_OF_STEPS = (
-    8  # up to here classes have any number of steps, beyond mostly an even one, so as to be fewer
-)
+# Classes have any number of steps up to here, beyond mostly an even one, so that they are fewer.
+ALL_NUMBERS_OF_STEPS = 8
 # Columns that begin anywhere are copied in whole vectors and shifted into place where vectors of their own would have
 # fewer bytes than these, and where so many columns lie side by side; of long ones, where they are more than a warp has
 # such vectors for.

@@ -81,7 +81,7 @@ class Table:
             prologue=_pairs(rows["prologue"]),
             short=tuple(ShortConfig(**fields) for fields in data["short"]),
             chosen=tuple(ShortConfig(**fields) for fields in data.get("chosen", ())),
-            held={0: held[1], **held},  # before 0.3 what is only read had no list of its own
+            held={**held, 0: held.get(0, held[1])},  # before 0.3 what is only read had no list of its own
             shifted=_by_inputs(panels["shifted"]),
             deep={(key.split()[0], int(key.split()[1])): found for key, found in deep.items()},
             streaming={int(inputs): PanelConfig(**fields) for inputs, fields in panels["streaming"].items()},
