@@ -34,6 +34,7 @@ from cute_softmax.plan.short_configs import ShortConfig
 from cute_softmax.plan.table import WIDENED
 from cute_softmax.runtime import launch
 
+from .map_cells import FILL_BYTES as MAP_FILL_BYTES
 from .map_cells import VOCABULARIES, grid
 from .operations import DTYPES
 from .tune_rules import SHORT, deep_candidates, neighbours, panel_candidates, row_candidates, short_candidates
@@ -41,7 +42,7 @@ from .tune_rules import SHORT, deep_candidates, neighbours, panel_candidates, ro
 Config = RowConfig | PanelConfig | ShortConfig
 # Of an input: in 128 MB what begins and ends hides up to a fifth of the time that larger ones take. Panels have as many
 # as the map's, and half of the time goes.
-FILL_BYTES, PANEL_FILL_BYTES = 512 << 20, 256 << 20
+FILL_BYTES, PANEL_FILL_BYTES = 512 << 20, MAP_FILL_BYTES
 LOSS = Prologue(alpha="groups", target="loss")
 FEW_ELEMENTS = 16  # of rows that each have a length of their own
 FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once

@@ -30,12 +30,7 @@ FEW_COLUMNS = [
     ("softmax", "bf16", (50257, 6), "column1x128x26x2_cluster16"),  # four panels or so, of a part of a sector
     ("softmax", "fp32", (100352, 4), "column1x256x26x1_cluster16"),  # more bytes a thread, more threads
     ("softmax", "fp32", (4984, 48), "column4x32x10x2_cluster16"),  # of a sector
-    (
-        "softmax",
-        "fp32",
-        (8192, 256),
-        "column4x32x16x4_cluster16",
-    ),  # of 16 columns, held as those of large tensors
+    ("softmax", "fp32", (8192, 256), "column4x32x16x4_cluster16"),  # held as of large tensors
     ("softmax", "bf16", (16832, 256), "column4x32x34x4_cluster16"),
     ("softmax_backward", "bf16", (7480, 64), "column2x64x8x8_cluster16"),  # of two inputs whole vectors
     ("softmax", "bf16", (256, 64), "column4x32x2x4_cluster4"),

@@ -116,7 +116,8 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     """Each `every`-th configuration of an architecture in columns and half as many in rows, dtypes and modes in turns;
     and what exchanges or streams in each combination."""
     inputs = len(MATHS[math, True].inputs)
-    configs = [t for t in TABLE.held[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
+    held = TABLE.held_of(inputs, bool(MATHS[math, True].outputs))
+    configs = [t for t in held if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
     rows = [t for t in configs if not (t.alone or t.narrow)]
     taken = [*product(["column"], configs[-1::-every]), *product(["row"], rows[-2 :: -2 * every])]
     for turn, (orientation, config) in enumerate(taken):

@@ -189,10 +189,9 @@ class PanelClass(ClassBase):
         """Elements of each group that a CTA holds."""
         return self.down * self.steps * self.unit
 
-    def filled(self, share: int, multiple: int = 1) -> PanelClass:
-        """This class in as many steps as a CTA with so many elements of each group needs, a multiple of so many."""
-        needed = math.ceil(share / (self.down * self.unit))
-        return replace(self, steps=min(math.ceil(needed / multiple) * multiple, self.steps))
+    def filled(self, share: int) -> PanelClass:
+        """This class in as many steps as a CTA with so many elements of each group needs."""
+        return replace(self, steps=math.ceil(share / (self.down * self.unit)))
 
     @property
     def width(self) -> int:

@@ -155,7 +155,7 @@ class Groups:
         """The configurations of panels that are held."""
         if self.shifted:
             return self.table.shifted[self.inputs]
-        return self.table.held[self.inputs if self.facts.outputs else 0]
+        return self.table.held_of(self.inputs, bool(self.facts.outputs))
 
     @property
     def groups(self) -> int:
@@ -253,9 +253,11 @@ class Groups:
         # Steps beyond the end of a share cost their instructions, their registers and their shared memory: 0.96 of the
         # time without them over 694 tensors, 0.65 at the least. Of many there is an even number, unless that costs a
         # CTA: aligned blocks of 1,835 elements in 16 steps took 1.11 of the time in 15 (H200, 2026-11-29).
-        needed, even = (self.room_for(c.filled(share, multiple)) for multiple in (1, 2))
-        few = needed.steps <= ALL_NUMBERS_OF_STEPS
-        return needed if few or even.min_blocks < needed.min_blocks else even
+        needed = self.room_for(c.filled(share))
+        if needed.steps <= ALL_NUMBERS_OF_STEPS or needed.steps % 2 == 0 or needed.steps == c.steps:
+            return needed
+        even = self.room_for(replace(needed, steps=needed.steps + 1))
+        return needed if even.min_blocks < needed.min_blocks else even
 
     def widths(self, config: PanelConfig, narrowest: int = 0) -> Iterator[PanelClass]:
         """The classes of a configuration, in panels ever narrower, down to so many columns, or a sector of L2."""

@@ -88,6 +88,10 @@ class Table:
             ahead=PanelConfig(**panels["ahead"]),
         )
 
+    def held_of(self, inputs: int, written: bool) -> tuple[PanelConfig, ...]:
+        """The configurations of panels that are held; written: whether there is a full output."""
+        return self.held[inputs if written else 0]
+
     @lru_cache(maxsize=1024)  # noqa: B019  tables are few, and live as long as the process
     def rows(
         self, math_name: str, prologue: Prologue, edges: bool, widened: bool = False

@@ -210,7 +210,7 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     for name in (n for n in PANELS if n in maths):
         inputs = len(MATHS[name, True].inputs)
         for orientation in ("column", "row"):
-            for config in TABLE.held[inputs]:
+            for config in TABLE.held_of(inputs, bool(MATHS[name, True].outputs)):
                 if config.cluster_n <= device.architecture.cluster_limit and not (
                     (config.alone or config.narrow) and orientation == "row"
                 ):
