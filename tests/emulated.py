@@ -117,6 +117,12 @@ class Emulated(simulated.Launches):
                 cluster = 1 if kernel == "Merge" else getattr(c, "cluster", 1)
                 self.run_kernel(c, kernel, places, (grid, (cluster, 1)), parameters)
             return
+        if c.movement == "sweep":
+            _, *of_lines, found, scratch = numbers[:10]
+            parameters = [*of_lines, scratch, scratch + found, *numbers[10:]]
+            for kernel, grid in zip(("statistics", "merge", "results"), plan.grids, strict=False):
+                self.run_kernel(c, kernel, places, ((grid, 1), (1, 1)), parameters)
+            return
         if c.movement in COUNTED:
             del numbers[COUNTED[c.movement]]
         ctas, cluster = getattr(plan, "ctas", 1), getattr(c, "cluster_n", 1)
@@ -144,6 +150,10 @@ class _Torch:
 
     def zeros(self, *size, device=None, **options):
         return torch.zeros(*size, **options)
+
+    def empty(self, *size, device=None, dtype=torch.float32, **options):
+        """With what was there before: bytes of NaN."""
+        return torch.full(size, 255, dtype=torch.uint8).view(dtype)
 
 
 def install(monkeypatch, folder: Path) -> Emulated:

@@ -20,7 +20,7 @@ from rich.table import Table
 from ..api.explain import plan_softmax
 from ..api.softmax import softmax, softmax_backward
 from ..draw import write
-from ..plan import PanelPlan, Plan, ShortPlan
+from ..plan import RowPlan
 from ..plan.problem import canonical_dims, check_float
 from ..runtime import launch
 from ..runtime.resources import resources
@@ -103,7 +103,7 @@ def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) 
     return right
 
 
-def compile_all(plans: list[Plan | ShortPlan | PanelPlan]) -> None:
+def compile_all(plans: list[RowPlan]) -> None:
     """Compile the classes of some plans and print what they take of an SM."""
     table = new_table("kernel", "class", "registers a thread", "spilled", "shared memory a CTA")
     for plan in plans:
@@ -160,7 +160,7 @@ def medians(calls: tuple[Callable[[], object], ...]) -> list[float]:
     return [statistics.median(found) for found in times]
 
 
-def draw(plans: list[Plan | ShortPlan | PanelPlan], out: Path) -> None:
+def draw(plans: list[RowPlan], out: Path) -> None:
     """Write the diagrams of some plans, each into a folder of its own, and print their paths."""
     for plan in plans:
         folder = out / plan.kernel.math

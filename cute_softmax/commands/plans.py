@@ -11,7 +11,7 @@ from ..api.explain import explain as explained
 from ..api.explain import plan_call_of
 from ..api.topk import plan_topk_log_softmax, plan_topk_softmax
 from ..dispatch.common.arguments import of_shape
-from ..plan import PanelPlan, Plan, ShortPlan
+from ..plan import RowPlan
 from ..plan.describe import plan_matmul_shape
 from ..plan.hardware import ARCHITECTURES, H200, Device
 from ..plan.matmul import MatmulPlan
@@ -21,7 +21,7 @@ from ..plan.topk_long import LongTopkPlan
 from ..runtime import launch
 from .asked import Asked
 
-AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan | LongTopkPlan
+AnyPlan = RowPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan | LongTopkPlan
 
 
 def device(arch: str | None) -> Device:

@@ -17,26 +17,26 @@ from layouts import AnyLayout
 from layouts.figures import Figure, follow_thread
 from layouts.html import save_explorer
 
-from ..plan import PanelClass, PanelPlan, Plan, RowClass
+from ..plan import PanelClass, RowClass, RowPlan, SweepClass
 from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan
 from ..plan.matmul_class import MatmulClass
 from ..plan.short import ShortClass
-from ..plan.short_plan import ShortPlan
 from ..plan.topk import TopkClass, TopkPlan
-from . import matmul, matmul_backward, panel, row, short, topk
+from . import matmul, matmul_backward, panel, row, short, sweep, topk
 from .row import View
 
 __all__ = ["FOLLOWED", "View", "drawn", "figures", "overview", "page", "write"]
 
 FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
-AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
+AnyPlan = RowPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
 MODULES = {
     "row": row,
     "stream": row,
     "short": short,
     "column": panel,
     "split": panel,
+    "sweep": sweep,
     "matmul": matmul,
     "matmul_backward": matmul_backward,
     "topk": topk,
@@ -74,7 +74,7 @@ NAMES = {
 
 
 def drawn(
-    c: RowClass | ShortClass | PanelClass | MatmulClass | MatmulBackwardClass | TopkClass,
+    c: RowClass | ShortClass | PanelClass | SweepClass | MatmulClass | MatmulBackwardClass | TopkClass,
 ) -> dict[str, AnyLayout]:
     """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
     is traced (`layouts.trace.observing`)."""

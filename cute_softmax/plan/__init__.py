@@ -5,7 +5,7 @@ compiled. Row counts, lengths, strides and addresses are not part of the class, 
 nothing unless it falls into another class. Pure Python: no GPU, torch or cutlass.
 """
 
-from .choose import plan, plan_call
+from .choose import RowPlan, plan, plan_call
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, math_of
 from .modes import MODES
 from .panel import plan_panel
@@ -17,6 +17,7 @@ from .row_configs import RowConfig
 from .row_plan import Plan
 from .short import ShortClass
 from .short_plan import ShortPlan
+from .sweep import SweepClass, SweepPlan
 from .table import Table, table_of
 
 __all__ = [
@@ -35,8 +36,11 @@ __all__ = [
     "Prologue",
     "RowClass",
     "RowConfig",
+    "RowPlan",
     "ShortClass",
     "ShortPlan",
+    "SweepClass",
+    "SweepPlan",
     "Table",
     "facts_of",
     "math_of",

@@ -68,6 +68,7 @@ class PlanBase:
     first, and to which strides, see `choose.plan_call`. Plans that can be so have fields of these names.
     """
 
+    zeroed: ClassVar[bool] = True
     invariant: ClassVar[bool] = False
     laid_out: ClassVar[tuple[int, ...]] = ()
     laid_strides: ClassVar[tuple[tuple[int, ...], ...]] = ()

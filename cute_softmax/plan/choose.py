@@ -19,7 +19,10 @@ from .row import TURNS_OF_FEW, RowClass, row_class, vector_of
 from .row_plan import Plan
 from .short_plan import ShortPlan, plan_short
 from .stream import long_and_many, stream_class
+from .sweep import SweepPlan
 from .table import table_of
+
+RowPlan = Plan | ShortPlan | PanelPlan | SweepPlan  # of a row math
 
 # Loads ask L2 to evict their lines last if the tensors together are larger than this multiple of L2. Written lines then
 # leave L2 soon after they were written, which helps long streams and hurts tensors of about L2's own size.
@@ -47,7 +50,7 @@ def plan_call(
     query: int | None = None,
     in_place: bool = False,
     invariant: bool = False,
-) -> Plan | ShortPlan | PanelPlan:
+) -> RowPlan:
     """The plan of a row math over `dims` of tensors of a shape: the one way from a call to its Plan.
 
     operands: the math's inputs with bias and mask, the tensors of one number per group, outputs, group outputs.
@@ -94,7 +97,7 @@ def plan(
     online: bool = True,
     prologue: Prologue = NO_PROLOGUE,
     invariant: bool = False,
-) -> Plan | ShortPlan | PanelPlan:
+) -> RowPlan:
     """The plan for a problem on a device; operands are those of `facts_of`: the math's inputs (with bias and mask), its
     outputs, its group inputs (scale, alpha) and its group outputs.
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .choose import plan_call
+from .choose import RowPlan, plan_call
 from .hardware import ARCHITECTURES, H200, Device
 from .maths import NotPlanned, math_of
 from .matmul import MatmulPlan, canonical_matmul, instruction_of, plan_matmul
 from .matmul_backward import MatmulBackwardPlan, plan_matmul_backward
-from .panel_plan import PanelPlan
 from .problem import ALIGNMENT, ITEM_SIZE, Operand, canonical_dims, check_float, contiguous
 from .prologue import FROM_ABOVE, Prologue, facts_of
 from .ranks import sharers
 from .row_plan import Plan
-from .short_plan import ShortPlan
 
 SOFTMAXES = ("softmax", "log_softmax")
 REDUCTIONS = ("logsumexp", "amax", "sum")
@@ -47,7 +45,7 @@ def plan_rows(
     scale: float = 1.0,
     invariant: bool = False,
     **parts: object,
-) -> Plan | ShortPlan | PanelPlan:
+) -> RowPlan:
     """The plan of a row math whose numbers of rows are float32, as heads ask for it, but for upstream gradients, of the
     dtype of the results. whole: how each of the tensors with all elements lies; parts: of the prologue. Raises
     NotPlanned where no kernel serves it."""
@@ -63,7 +61,7 @@ def plan_rows(
     return plan_call(math, shape, dims, operands, device, prologue=prologue, invariant=invariant)
 
 
-def plan_of(rows: int, columns: int, dtype: str = "bf16", **options) -> Plan | ShortPlan | PanelPlan:
+def plan_of(rows: int, columns: int, dtype: str = "bf16", **options) -> RowPlan:
     """The plan for the rows of contiguous (rows, columns) matrices; options as for `plan_shape`."""
     return plan_shape((rows, columns), dtype, **options)
 
@@ -76,7 +74,7 @@ def plan_shape(
     math: str = "softmax",
     online: bool = True,
     architecture: str = H200.architecture.name,
-) -> Plan | ShortPlan | PanelPlan:
+) -> RowPlan:
     """The plan for contiguous tensors of a shape, for an H200 or another architecture in its place.
 
     Raises NotPlanned where no kernel serves it, IndexError for a dimension out of range, TypeError for a dtype without

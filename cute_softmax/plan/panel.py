@@ -1,4 +1,4 @@
-"""How a problem is cut into panels and parts: the decisions of the column and split movements."""
+"""How a problem is cut into panels and parts, or swept over: the decisions of the column, split and sweep movements."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .panel_configs import (
     DEEP_ROWS_AT_ONCE,
     FEW_ELEMENTS,
     FEW_WIDE_PANELS,
+    SWEPT,
     WIDE_BELOW_BYTES,
     PanelConfig,
 )
@@ -24,6 +25,7 @@ from .panel_groups import Groups, keeping
 from .panel_plan import PanelPlan
 from .problem import Problem
 from .prologue import NO_PROLOGUE, Prologue
+from .sweep import SweepPlan, plan_sweep
 
 
 def plan_panel(
@@ -33,15 +35,34 @@ def plan_panel(
     evict_last: bool,
     invariant: bool = False,
     prologue: Prologue = NO_PROLOGUE,
-) -> PanelPlan:
-    """The plan of the column or split movement for any problem; invariant, prologue: see `choose.plan`. A bias or a
-    mask has one element for each vector, or its elements lie beside each other: see `in_rows.spread`.
+) -> PanelPlan | SweepPlan:
+    """The plan of the column, split or sweep movement for any problem; invariant, prologue: see `choose.plan`. A bias
+    or a mask has one element for each vector, or its elements lie beside each other: see `in_rows.spread`.
 
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
     check_counts({"elements in a group": problem.length, "groups": problem.groups})
     groups = Groups.of(math_name, problem, device, evict_last, invariant, prologue)
-    return _held(groups) or _deep(groups) or _streamed(groups)
+    made = _held(groups)
+    if made is None or not groups.facts.outputs:
+        made = _swept(groups) or made
+    return made or _deep(groups) or _streamed(groups)
+
+
+def _swept(g: Groups) -> SweepPlan | None:
+    """The plan of columns in two passes; None where they are too few or too short, or panels are faster."""
+    if g.orientation != "column" or g.prologue or g.invariant:
+        return None
+    kind = (
+        "reads" if not g.facts.outputs else "off_vectors" if g.shifted or g.vector < g.widest else "off_lines"
+    )
+    if kind == "off_lines" and g.boundary == CACHE_LINE:
+        return None
+    least = SWEPT[kind]
+    row = g.kept[-1].size // g.rows_abreast * g.smallest
+    if g.problem.length < least.length or g.problem.bytes < least.bytes or row < least.row:
+        return None
+    return plan_sweep(g.math, g.problem, g.device)
 
 
 def _held(g: Groups) -> PanelPlan | None:

@@ -51,6 +51,25 @@ CTAS_OF_A_STEP, STEPS_OF_AN_EXCHANGE = 16, 2
 COLUMNS_OF_FEW, PANELS_OF_FEW, VECTOR_BYTES_OF_FEW = 16, 4, 8
 HELD_OF_FEW, READ_OF_FEW = 12 << 20, 112 << 10
 FEW_ELEMENTS = 8  # of a column, which threads reduce alone even if a single CTA has all
+
+
+@dataclass(frozen=True)
+class Least:
+    """From where on columns are swept over: elements of a column, bytes of all tensors, bytes of a row of memory."""
+
+    length: int
+    bytes: int
+    row: int
+
+
+# By whether columns are read alone, or where rows of memory begin: off whole vectors, or off cache lines. Where they
+# begin with lines, panels in chunks are faster: of few panels at a time L2 still has what is read again. H200, 481
+# tensors of 16, 64 and 256 MB, 2026-11-29; docs/experiments.md, Two passes.
+SWEPT = {
+    "reads": Least(6 << 10, 12 << 20, 160),
+    "off_vectors": Least(6 << 10, 64 << 20, 128),
+    "off_lines": Least(24 << 10, 160 << 20, 128),
+}
 INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..plan import PanelClass, RowClass
+    from ..plan import PanelClass, RowClass, SweepClass
     from ..plan.base import ClassBase
 
 
@@ -46,6 +46,10 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.panel.panel import PanelKernel
 
         return PanelKernel(c, build_math(c))
+    if c.movement == "sweep":
+        from ..kernels.sweep import SweepKernel
+
+        return SweepKernel(c, build_math(c))
     if c.movement == "rescale":
         from ..kernels.rescale import RescaleKernel
 
@@ -85,11 +89,10 @@ def kernel_of(c: ClassBase) -> Any:
     return MatmulDeltaKernel(c)
 
 
-def build_math(c: RowClass | PanelClass) -> Any:
+def build_math(c: RowClass | PanelClass | SweepClass) -> Any:
     """The row math of a class, with its prologue."""
     from ..kernels.common import reduce
     from ..kernels.maths import divergence, entropy, maths, prologue
-    from ..plan import PanelClass
 
     p = c.prologue
     if p.against:
@@ -98,9 +101,9 @@ def build_math(c: RowClass | PanelClass) -> Any:
         return divergence.divergence(p, sources, online=c.online, precise=c.precise, part=c.part)
     # Where a few terms are all of a sum, every addition between lanes rounds most of it, which shows in a float32: rows
     # summed to 1 within 2.7 ulp in a simulation of 20,000, and within 1.5 where lanes round once. The other sums are
-    # worth that in panels alone, of which more threads share one.
+    # worth that in columns and parts alone, of which more threads share one.
     of_softmax = reduce.COMPENSATED if c.precise else reduce.SUM
-    total = of_softmax if isinstance(c, PanelClass) else reduce.SUM
+    total = of_softmax if c.movement in ("column", "split", "sweep") else reduce.SUM
     # Scores that were scaled or added to may have any float32's distance from each other, and from a sink.
     source = "fp32" if p.scale or p.bias or p.sink else c.dtypes[0]
     # The exponentials of log_softmax, for the same sum; the others are as good, and cheaper where no score is near.

@@ -15,11 +15,10 @@ import torch
 from ..plan import (
     NO_PROLOGUE,
     NotPlanned,
-    PanelPlan,
     Plan,
     Prologue,
     RowClass,
-    ShortPlan,
+    RowPlan,
     facts_of,
     hardware,
     plan_call,
@@ -55,7 +54,7 @@ class Work(NamedTuple):
     query: int | None = None
     invariant: bool = False
 
-    def plan(self, device: hardware.Device, in_place: bool = False) -> Plan | ShortPlan | PanelPlan:
+    def plan(self, device: hardware.Device, in_place: bool = False) -> RowPlan:
         """The plan of the launch on a GPU; of the tensors only shapes, strides, dtypes and addresses count."""
         operands = [operand(t) for t in self.tensors]
         return plan_call(
@@ -148,7 +147,8 @@ class Call:
 
     def allocated(self) -> torch.Tensor:
         """The scratch memory of one launch: freed behind it, it goes to what comes later on this stream."""
-        return torch.zeros(self.plan.scratch, dtype=torch.uint8, device="cuda")
+        make = torch.zeros if self.plan.zeroed else torch.empty
+        return make(self.plan.scratch, dtype=torch.uint8, device="cuda")
 
     def written_out(self, source: str, given: Sequence[str]) -> Callable:
         """The function `make` that a source like `_LAUNCH` defines; given: expressions for what `launch` is given.
@@ -317,12 +317,12 @@ def _call(
     return _bound(made, name, prologue)
 
 
-def call_for(work: Work, plan: Plan | ShortPlan | PanelPlan) -> Call:
+def call_for(work: Work, plan: RowPlan) -> Call:
     """The Call of a plan that was made for such tensors, whatever plan they would get: how plans are compared."""
     return _bound(plan, work.math, work.prologue)
 
 
-def _bound(plan: Plan | ShortPlan | PanelPlan, name: str, prologue: Prologue) -> Call:
+def _bound(plan: RowPlan, name: str, prologue: Prologue) -> Call:
     order = kernel_order(name, prologue.of(name))
     return Call(plan, function_of(plan.kernel), order if list(order) != sorted(order) else None)
 

@@ -13,6 +13,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --movements heads (entropies, log-probabilities of chosen elements and cross entropies, with their gradients)
     --movements short (rows of a few elements that lie one behind another)
     --movements stream (long rows that are only read, tile after tile)
+    --movements sweep (columns in two passes)
     --movements shifted (columns that begin off vector boundaries)
     --movements abreast (few columns, of which several rows lie side by side)
     --movements losses (losses in one visit, the kernels around them, routers)
@@ -55,6 +56,7 @@ import sanitize_ring  # noqa: E402
 import sanitize_shards  # noqa: E402
 import sanitize_short  # noqa: E402
 import sanitize_stream  # noqa: E402
+import sanitize_sweep  # noqa: E402
 import scored_panels  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
@@ -382,6 +384,8 @@ def main() -> int:
         found += shifted_jobs(options.maths, options.dtypes)
     if "abreast" in options.movements:
         found += abreast_jobs(options.maths, options.dtypes)
+    if "sweep" in options.movements:
+        found += sanitize_sweep.jobs(options.maths, options.dtypes)
     if "losses" in options.movements:
         found += sanitize_losses.jobs(launch.device_facts(0), options.dtypes)
     if "shards" in options.movements:

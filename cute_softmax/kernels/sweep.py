@@ -1,0 +1,413 @@
+"""The sweep movement: columns of any length in two passes over memory, the first for their states, the second for their
+results. Nothing is held in between, but for what L2 does.
+
+One or more rows of memory that follow each other are a *line*: so many that lines are whole vectors and begin alike,
+which a row of an odd number of columns does not. A thread has the same vector of each line of its part, and so the same
+columns: there is nothing to exchange before a part has ended.
+
+    rows of 3, vectors of 4 | a b c a | b c a b | c a b c |        a line of 4 rows
+                            | a b c a | b c a b | c a b c |        the next
+                            | a b c a | b c . .                    the rest
+
+    coordinates -> load -> absorb -> publish | gather -> merge -> store | load again -> finish -> store
+
+The bars are the ends of kernels, which one call launches: `statistics`, `merge` and `results`. CTAs that run together
+are neighbours in memory, too: panels of the same lines. In the second pass the last lines of all parts come first, as
+L2 still has them.
+
+A column has a state for each part of its panel, times the rows of a line: in memory they are rows of columns once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+
+from layouts.trace import observe
+
+from ..plan.sweep import LOADS, MERGED, MERGERS, TURNS, SweepClass
+from .common.copy import (
+    DTYPES,
+    PACKED_MAX,
+    GlobalTensor,
+    element,
+    global_tensors,
+    in_global,
+    load,
+    pack,
+    packed_maxima,
+    policy,
+    store,
+    unpack,
+)
+from .common.early import begins_early, wait_for_stream
+from .common.index import ceil_div, larger, select, smaller, wide
+from .common.reduce import tree
+from .maths.maths import RowMath
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The numbers of `SweepPlan.arguments`, addresses of the parts' states and of those of columns, and the tensors,
+    whose two strides are those of `SweepPlan.operand_strides`."""
+
+    columns: Int32
+    abreast: Int32
+    lines: Int32
+    rest: Int32
+    panels: Int32
+    parts: Int32
+    share: Int32
+    of_parts: Int64
+    of_columns: Int64
+    mX: list[GlobalTensor]
+
+    @property
+    def width(self) -> Int32:
+        """Columns of a line."""
+        return self.abreast * self.columns
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a thread has to do: its first column in the lines of a matrix, and which of the lines of a part; last:
+    whether the rest behind the whole lines is its CTA's, too."""
+
+    matrix: Int32
+    part: Int32
+    column: Int32
+    first: Int32
+    end: Int32
+    last: Boolean
+
+
+def item_of(launch: Launch, cta: Int32, panel_columns: int, thread_column: Int32) -> Item:
+    """A CTA's item, for a thread whose vectors begin at this column of a panel."""
+    part = cta // launch.panels % launch.parts
+    first = part * launch.share
+    return Item(
+        matrix=cta // launch.panels // launch.parts,
+        part=part,
+        column=cta % launch.panels * panel_columns + thread_column,
+        first=first,
+        end=smaller(first + launch.share, launch.lines),
+        last=part == launch.parts - 1,
+    )
+
+
+def turn_of(launch: Launch, item: Item, turn: Int32, steps: int) -> Item:
+    """The lines of an item that the second pass takes in a turn, the last ones in turn 0."""
+    each = ceil_div(ceil_div(launch.share, TURNS), steps) * steps
+    first = smaller(item.first + (TURNS - 1 - turn) * each, item.end)
+    end = smaller(first + each, item.end)
+    return replace(item, first=first, end=end, last=item.last & (turn == 0))
+
+
+def state_at(launch: Launch, item: Item) -> Int64:
+    """Which of the parts' states is that of a thread's first column."""
+    return (wide(item.matrix) * launch.parts + item.part) * launch.width + item.column
+
+
+class SweepKernel:
+    """The kernels of one Plan class, see `cute_softmax.plan.sweep.SweepClass`.
+
+    math: a row math of `maths`; its element functions are used.
+    """
+
+    def __init__(self, spec: SweepClass, math: RowMath):
+        self.spec, self.math = spec, math
+        self.dtypes = [DTYPES[name] for name in spec.dtypes]
+        self.inputs, self.numbers = range(len(math.inputs)), len(math.whole.identity)
+        self.words = spec.state_bytes // 4  # of a state in memory, where three numbers take the room of four
+        # What is read again had better stay in L2.
+        self.hint = "evict_last" if math.outputs else "evict_normal"
+
+    @cute.jit
+    def __call__(
+        self,
+        stream,
+        outer: Int32,
+        columns: Int32,
+        abreast: Int32,
+        lines: Int32,
+        rest: Int32,
+        panels: Int32,
+        parts: Int32,
+        share: Int32,
+        found: Int64,
+        scratch: Int64,
+        *operands: Int64,
+    ):
+        """Launch all kernels.
+
+        outer: matrices; columns: of each; abreast: rows of a line; lines: whole ones; rest: elements of the one behind
+        them; panels: of a line; parts: of the lines; share: lines of a part; found: bytes from the address of the
+        scratch memory to the states of columns; operands: of each the address and two strides, see `SweepPlan`.
+        """
+        s = self.spec
+        numbers = (columns, abreast, lines, rest, panels, parts, share, scratch, scratch + found)
+        passes = {"stream": stream, "block": [s.threads, 1, 1], "min_blocks_per_mp": s.min_blocks}
+        passes["preferred_smem_carveout"] = -1
+        ctas = outer * panels * parts
+        grid = [ctas, 1, 1]
+        self.statistics(numbers, operands).launch(grid=grid, use_pdl=begins_early(s, grid), **passes)
+        grid = [outer * ceil_div(columns, MERGED), 1, 1]
+        self.merge(numbers, operands).launch(
+            grid=grid, block=[MERGERS, 1, 1], stream=stream, use_pdl=begins_early(s, grid)
+        )
+        if const_expr(len(self.math.outputs) > 0):
+            grid = [ctas * TURNS, 1, 1]
+            self.results(numbers, operands).launch(grid=grid, use_pdl=begins_early(s, grid), **passes)
+
+    def launch_of(self, numbers: tuple, operands: tuple) -> Launch:
+        """What a thread knows of its launch."""
+        return Launch(*numbers, global_tensors(self.dtypes, operands, 1, 1))
+
+    # The first pass.
+
+    @cute.kernel
+    def statistics(self, numbers: tuple, operands: tuple):
+        """The states of the columns of a part."""
+        s = self.spec
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
+        observe("tv", tv)
+        launch = self.launch_of(numbers, operands)
+        item = item_of(launch, cta, s.columns, cute.crd2idx((tidx, 0), tv) // s.steps)
+        wait_for_stream(s.early)
+        if item.column < launch.width:
+            self.publish(launch, item, self.absorbed(launch, item))
+
+    @cute.jit
+    def absorbed(self, launch: Launch, item: Item) -> cute.Tensor:
+        """rS: the states of a thread's columns, (number, column)."""
+        s, hint = self.spec, policy(self.hint)
+        rS = cute.make_rmem_tensor((self.words, s.vector), Float32)
+        rS.fill(0.0)
+        for v in cutlass.range_constexpr(s.vector):
+            for n in cutlass.range_constexpr(self.numbers):
+                rS[n, v] = Float32(self.math.whole.identity[n])
+        batches = larger(item.end - item.first, 0) // s.steps
+        for b in cutlass.range(batches, unroll=1):
+            self.absorb(rS, self.loaded(launch, item, item.first + b * s.steps, hint))
+        line = item.first + batches * s.steps
+        if line < item.end:
+            self.absorb(rS, self.padded(self.loaded(launch, item, line, hint, item.end), line, item.end))
+        if item.last & (item.column < launch.rest):
+            self.absorb(rS, [self.rest(launch, item)])
+        return rS
+
+    def vector(self, launch: Launch, item: Item, i: int, line: Int32) -> cute.Tensor:
+        """gX: this thread's vector of a line of operand i."""
+        mX = launch.mX[i]
+        at = item.matrix * mX.kept[0] + line * mX.reduced[0] + item.column
+        return in_global(mX.dtype, mX.address, at, self.spec.vector)
+
+    def loaded(
+        self, launch: Launch, item: Item, line: Int32, hint: Int64, end: Int32 | None = None
+    ) -> list[list[cute.Tensor]]:
+        """Per line, `steps` of them from one on, the vectors rX of all inputs; from `end` on the line before it."""
+        found = []
+        for u in range(self.spec.steps):
+            found.append([cute.make_rmem_tensor(self.spec.vector, self.dtypes[i]) for i in self.inputs])
+            at = line + u if end is None else smaller(line + u, end - 1)
+            for i, rX in enumerate(found[-1]):
+                load(self.vector(launch, item, i, at), rX, self.spec.vector, hint)
+        return found
+
+    def padded(self, lines: list[list[cute.Tensor]], line: Int32, end: Int32) -> list[list[cute.Tensor]]:
+        """Such lines from one on, those from `end` on with what stands for nothing."""
+        for u, vectors in enumerate(lines):
+            for i, rX in enumerate(vectors):
+                rP = self.padding(i)
+                words, nothing = cute.recast_tensor(rX, Uint32), cute.recast_tensor(rP, Uint32)
+                for j in range(cute.size(words)):
+                    words[j] = select(line + u < end, words[j], nothing[j])
+        return lines
+
+    def padding(self, i: int) -> cute.Tensor:
+        """A vector of what stands for elements of input i that do not exist."""
+        rP = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
+        rP.fill(self.dtypes[i](self.math.padding[i]))
+        return rP
+
+    @cute.jit
+    def rest(self, launch: Launch, item: Item) -> list[cute.Tensor]:
+        """The vectors of the line behind the whole ones, padded where there is nothing."""
+        V, found = self.spec.vector, []
+        for i in cutlass.range_constexpr(len(self.math.inputs)):
+            gX, rX = self.vector(launch, item, i, launch.lines), self.padding(i)
+            if item.column + V <= launch.rest:
+                cute.autovec_copy(gX, rX)
+            else:
+                for v in cutlass.range_constexpr(V):
+                    if item.column + v < launch.rest:
+                        rX[v] = gX[v]
+            found.append(rX)
+        return found
+
+    def absorb(self, rS: cute.Tensor, lines: list[list[cute.Tensor]]) -> None:
+        """Fold lines into the states of this thread's columns, (number, column)."""
+        math, columns = self.math, range(self.spec.vector)
+        before = [tuple(rS[n, v] for n in range(self.numbers)) for v in columns]
+        elements = [elements_of(vectors) for vectors in lines]
+        carry = [() for _ in columns]
+        for stage, op in enumerate(math.reductions):
+            if math.maximum_first and stage == 0 and self.dtypes[0] in PACKED_MAX and len(columns) > 1:
+                words = [cute.recast_tensor(rX, Uint32) for rX, *_ in lines]
+                totals = packed_maxima(
+                    self.dtypes[0], ([w[j] for w in words] for j in range(len(columns) // 2))
+                )
+            else:
+                totals = [tree(op.op, [math.term(stage, e[v], carry[v]) for e in elements]) for v in columns]
+            for v in columns:
+                carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
+        for v in columns:
+            for n, number in enumerate(carry[v]):
+                rS[n, v] = number
+
+    def publish(self, launch: Launch, item: Item, rS: cute.Tensor) -> None:
+        """Store the states of a thread's columns."""
+        rF = cute.make_tensor(rS.iterator, cute.make_layout(cute.size(rS)))
+        at = state_at(launch, item) * self.words
+        cute.autovec_copy(rF, in_global(Float32, launch.of_parts, at, cute.size(rS), 16))
+
+    # Between the passes.
+
+    @cute.kernel
+    def merge(self, numbers: tuple, operands: tuple):
+        """The states of columns, of those of all parts, or what they are worth."""
+        s, merge_all = self.spec, self.math.whole.merge_all
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        launch = self.launch_of(numbers, operands)
+        tiles = ceil_div(launch.columns, MERGED)
+        matrix, mine, reader = cta // tiles, tidx % MERGED, tidx // MERGED
+        column = cta % tiles * MERGED + mine
+        smem = cutlass.memory.SmemAllocator()
+        layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
+        sS = smem.allocate_tensor(Float32, layout, 16)
+        observe("reduction_buffer", sS)
+        wait_for_stream(s.early)
+        rS = cute.make_rmem_tensor(self.words, Float32)
+        rS.fill(0.0)
+        for n in cutlass.range_constexpr(self.numbers):
+            rS[n] = Float32(self.math.whole.identity[n])
+        rows = launch.parts * launch.abreast
+        for row in cutlass.range(reader, rows, MERGERS // MERGED * LOADS, unroll=1):
+            read = [self.state(launch, matrix, row + k * (MERGERS // MERGED), column) for k in range(LOADS)]
+            merged = merge_all([tuple(rS[n] for n in range(self.numbers)), *read])
+            for n in cutlass.range_constexpr(self.numbers):
+                rS[n] = merged[n]
+        for n in cutlass.range_constexpr(self.numbers):
+            sS[n, mine, reader] = rS[n]
+        cute.arch.barrier()
+        if (reader == 0) & (column < launch.columns):
+            readers = range(MERGERS // MERGED)
+            state = merge_all([tuple(sS[n, mine, r] for n in range(self.numbers)) for r in readers])
+            if const_expr(len(self.math.outputs) > 0):
+                for n in cutlass.range_constexpr(self.numbers):
+                    rS[n] = state[n]
+                at = (wide(matrix) * launch.columns + column) * self.words
+                cute.autovec_copy(rS, in_global(Float32, launch.of_columns, at, self.words))
+            else:
+                for mX, number in zip(
+                    launch.mX[len(self.inputs) :], self.math.group_results(state), strict=True
+                ):
+                    gX = element(mX.dtype, mX.address, matrix * mX.kept[0] + column * mX.reduced[0])
+                    gX[0] = number.to(mX.dtype)
+
+    def state(self, launch: Launch, matrix: Int32, row: Int32, column: Int32) -> tuple[Float32, ...]:
+        """The state of a column in a row of states, of nothing where there is none."""
+        rows, identity = launch.parts * launch.abreast, self.math.whole.identity
+        at = (wide(matrix) * rows + smaller(row, rows - 1)) * launch.columns + smaller(
+            column, launch.columns - 1
+        )
+        rS = cute.make_rmem_tensor(self.words, Float32)
+        cute.autovec_copy(in_global(Float32, launch.of_parts, at * self.words, self.words), rS)
+        return tuple(select(row < rows, rS[n], Float32(identity[n])) for n in range(self.numbers))
+
+    # The second pass.
+
+    @cute.kernel
+    def results(self, numbers: tuple, operands: tuple):
+        """The results of a turn of a part, the last line first."""
+        s = self.spec
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
+        observe("tv", tv)
+        launch, (ctas, _, _) = self.launch_of(numbers, operands), cute.arch.grid_dim()
+        of_a_turn = ctas // TURNS
+        item = item_of(launch, cta % of_a_turn, s.columns, cute.crd2idx((tidx, 0), tv) // s.steps)
+        item = turn_of(launch, item, cta // of_a_turn, s.steps)
+        wait_for_stream(s.early)
+        if item.column < launch.width:
+            self.finished(launch, item)
+
+    @cute.jit
+    def finished(self, launch: Launch, item: Item):
+        """Store the results of an item."""
+        s, hint, states = self.spec, policy("evict_normal"), self.states(launch, item)
+        if item.last & (item.column < launch.rest):
+            self.finish_rest(launch, item, states)
+        batches = larger(item.end - item.first, 0) // s.steps
+        line = item.first + batches * s.steps
+        if line < item.end:
+            lines = self.loaded(launch, item, line, hint, item.end)
+            self.finish(launch, item, line, lines, states, item.end)
+        for b in cutlass.range(batches, unroll=1):
+            line = item.first + (batches - 1 - b) * s.steps
+            self.finish(launch, item, line, self.loaded(launch, item, line, hint), states)
+
+    def states(self, launch: Launch, item: Item) -> list[tuple[Float32, ...]]:
+        """The states of a thread's columns, which go on with the first one of the next row of its line."""
+        found, first = [], item.column % launch.columns
+        for v in range(self.spec.vector):
+            column = select(first + v < launch.columns, first + v, first + v - launch.columns)
+            at = (wide(item.matrix) * launch.columns + column) * self.words
+            rS = cute.make_rmem_tensor(self.words, Float32)
+            cute.autovec_copy(in_global(Float32, launch.of_columns, at, self.words), rS)
+            found.append(tuple(rS[n] for n in range(self.numbers)))
+        return found
+
+    def worked_out(self, vectors: Sequence[cute.Tensor], states: list[tuple[Float32, ...]]) -> cute.Tensor:
+        """rY: the results of the vectors of a line."""
+        elements = zip(elements_of(vectors), states, strict=True)
+        rY = cute.make_rmem_tensor(self.spec.vector, self.dtypes[len(self.inputs)])
+        pack((self.math.result(e, state) for e, state in elements), rY)
+        return rY
+
+    def finish(
+        self,
+        launch: Launch,
+        item: Item,
+        line: Int32,
+        lines: list[list[cute.Tensor]],
+        states: list[tuple[Float32, ...]],
+        end: Int32 | None = None,
+    ) -> None:
+        """Store the results of lines from one on, up to `end` if that comes first."""
+        for u, vectors in enumerate(lines):
+            gY = self.vector(launch, item, len(self.inputs), line + u)
+            store(self.worked_out(vectors, states), gY, exists=None if end is None else line + u < end)
+
+    @cute.jit
+    def finish_rest(self, launch: Launch, item: Item, states: list[tuple[Float32, ...]]):
+        """Store the results of the line behind the whole ones."""
+        rY = self.worked_out(self.rest(launch, item), states)
+        gY = self.vector(launch, item, len(self.inputs), launch.lines)
+        if item.column + self.spec.vector <= launch.rest:
+            store(rY, gY)
+        else:
+            for v in cutlass.range_constexpr(self.spec.vector):
+                if item.column + v < launch.rest:
+                    gY[v] = rY[v]
+
+
+def elements_of(vectors: Sequence[cute.Tensor]) -> list[tuple[Float32, ...]]:
+    """What a math takes of a vector of each input: an element of each."""
+    return list(zip(*map(unpack, vectors), strict=True))
