@@ -53,14 +53,18 @@ def _swept(g: Groups) -> SweepPlan | None:
     """The plan of columns in two passes; None where they are too few or too short, or panels are faster."""
     if g.orientation != "column" or g.prologue or g.invariant:
         return None
-    kind = (
-        "reads" if not g.facts.outputs else "off_vectors" if g.shifted or g.vector < g.widest else "off_lines"
-    )
-    if kind == "off_lines" and g.boundary == CACHE_LINE:
+    off_vectors = g.shifted or g.vector < g.widest
+    if not g.facts.outputs:
+        kind = "reads_off_vectors" if off_vectors else "reads"
+    elif off_vectors:
+        kind = "in_place" if g.problem.in_place else "off_vectors"
+    elif g.boundary < CACHE_LINE:
+        kind = "off_lines"
+    else:
         return None
-    least = SWEPT[kind]
-    row = g.kept[-1].size // g.rows_abreast * g.smallest
-    if g.problem.length < least.length or g.problem.bytes < least.bytes or row < least.row:
+    least, row = SWEPT[kind], g.kept[-1].size // g.rows_abreast * g.smallest
+    elements = g.problem.length * g.problem.groups * len(g.facts.main)
+    if g.problem.length < least.length or elements < least.elements or row < least.row:
         return None
     return plan_sweep(g.math, g.problem, g.device)
 

@@ -55,20 +55,22 @@ FEW_ELEMENTS = 8  # of a column, which threads reduce alone even if a single CTA
 
 @dataclass(frozen=True)
 class Least:
-    """From where on columns are swept over: elements of a column, bytes of all tensors, bytes of a row of memory."""
+    """From where on columns are swept over: elements of a column, of all full tensors, and bytes of a row of memory."""
 
     length: int
-    bytes: int
+    elements: int
     row: int
 
 
-# By whether columns are read alone, or where rows of memory begin: off whole vectors, or off cache lines. Where they
-# begin with lines, panels in chunks are faster: of few panels at a time L2 still has what is read again. H200, 481
-# tensors of 16, 64 and 256 MB, 2026-11-29; docs/experiments.md, Two passes.
+# By whether columns are read alone, and by where rows of memory begin: off whole vectors, or off cache lines. Where
+# they begin with lines, panels in chunks are faster: of few panels at a time L2 still has what is read again. In place
+# odd columns cannot be shifted. H200, 1,186 tensors of 16 to 256 MB, 2026-11-29; docs/experiments.md, Two passes.
 SWEPT = {
-    "reads": Least(6 << 10, 12 << 20, 160),
-    "off_vectors": Least(6 << 10, 64 << 20, 128),
-    "off_lines": Least(24 << 10, 160 << 20, 128),
+    "reads": Least(6 << 10, 6 << 20, 160),
+    "reads_off_vectors": Least(2560, 6 << 20, 160),
+    "in_place": Least(6 << 10, 16 << 20, 128),
+    "off_vectors": Least(6 << 10, 40 << 20, 128),
+    "off_lines": Least(24 << 10, 72 << 20, 128),
 }
 INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are
 
