@@ -43,6 +43,7 @@ Config = RowConfig | PanelConfig | ShortConfig
 # Of an input: in 128 MB what begins and ends hides up to a fifth of the time that larger ones take. Panels have as many
 # as the map's, and half of the time goes.
 FILL_BYTES, PANEL_FILL_BYTES = 512 << 20, MAP_FILL_BYTES
+WIDE_FILL_BYTES = 24 << 20  # larger tensors of columns off cache lines are swept over
 LOSS = Prologue(alpha="groups", target="loss")
 FEW_ELEMENTS = 16  # of rows that each have a length of their own
 FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
@@ -154,6 +155,8 @@ class Job:
     def shape(self, length: int, dtype: str) -> tuple[int, int]:
         """The matrix of a call."""
         fill_bytes = PANEL_FILL_BYTES if self.of_panels else FILL_BYTES
+        if self.place[0] == "deep" and self.place[1][0] == "wide":
+            fill_bytes = WIDE_FILL_BYTES
         fill = max(fill_bytes // (length * ITEM_SIZE[dtype]), 1)
         beside = self.beside or (fill // 64 * 64 or fill) - self.odd or 1
         return (beside, length) if self.dim else (length, beside)

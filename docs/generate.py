@@ -53,6 +53,7 @@ PANELS = (
     ((64, 1 << 24), (1,), "softmax"),
     ((4096, 65_536), (0,), "softmax_backward"),
     ((65_536, 4096), (0,), "logsumexp"),
+    ((65_536, 4095), (0,), "softmax"),
 )
 FOLLOWED = (8192, 30_000)  # the call with which the kernel of rows is read
 COUNTED = ("softmax", "softmax_backward")  # reductions have the configurations of softmax
@@ -146,6 +147,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "class counts": class_counts,
     "panel classes": panel_classes,
     "a plan of columns": lambda: said((1024, 262144), 0),
+    "a plan of two passes": lambda: said((128256, 1039), 0),
     "a plan": lambda: said((4096, 8192)),
     "the plan that is followed": lambda: said(FOLLOWED),
     "a plan of shared rows": lambda: said((4096, 75_968), group=2),

@@ -63,11 +63,16 @@ PANELS = {
     "shifted": ((300, 131), {"dim": 0}),
     "shifted modes": ((3, 200, 77), {"dim": 1, "math": "softmax_backward"}),
     "shifted, alone": ((7, 5001), {"dim": 0, "dtype": "fp32"}),
-    "shifted, streamed": ((20000, 2049), {"dim": 0}),
+    "shifted, streamed": ((20000, 801), {"dim": 0}),
     "few columns": ((3001, 9), {"dim": 0}),
     "few columns, in parts": ((40007, 19), {"dim": 0, "dtype": "fp32", "math": "softmax_backward"}),
     "shifted numbers": ((300, 131), {"dim": 0, "math": "logsumexp"}),
     **LONGER,
+}
+SWEEPS = {
+    "swept": ((20000, 2049), {"dim": 0}),
+    "swept gradient": ((3, 30008, 1003), {"dim": 1, "math": "softmax_backward", "dtype": "fp32"}),
+    "swept, without outputs": ((30000, 1024), {"dim": 0, "math": "logsumexp"}),
 }
 # ((rows, columns of a slice), options of `plan_shared`): in clusters or not, kept in registers or not.
 SHARED = {
@@ -98,7 +103,7 @@ MATMULS = {
 EVERY = {
     **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in ROWS.items()},
     **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in SHORT.items()},
-    **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in PANELS.items()},
+    **{name: partial(describe.plan_shape, shape, **how) for name, (shape, how) in (PANELS | SWEEPS).items()},
     **{name: partial(describe.plan_shared, *shape, **options) for name, (shape, options) in SHARED.items()},
     **{
         name: partial(describe.plan_matmul_shape, shape, depth, **options)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from drawings import EVERY, PANELS, ROOT, ROWS, SHARED, SHORT, made, reached, strided
+from drawings import EVERY, PANELS, ROOT, ROWS, SHARED, SHORT, SWEEPS, made, reached, strided
 
 from cute_softmax import draw
 from cute_softmax.__main__ import main
@@ -52,6 +52,8 @@ def uses(c) -> dict[str, bool]:
         }
     if c.movement == "short":
         return {"tile": True, "rows": True}
+    if c.movement == "sweep":
+        return {"tile": True, "reduction_buffer": True}
     if c.movement in ("column", "split"):
         return {
             **dict.fromkeys(("tv", "predicate", "tile", "smem"), True),
@@ -103,7 +105,7 @@ def test_figures_and_page_of_a_plan(case):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_plans_of_every_architecture_have_no_problems(architecture):
-    for shape, options in (*[*ROWS.values()][::2], *[*SHORT.values()][::3], *PANELS.values()):
+    for shape, options in (*[*ROWS.values()][::2], *[*SHORT.values()][::3], *(PANELS | SWEEPS).values()):
         p = describe.plan_shape(shape, **{**options, "architecture": architecture})
         assert checks.check(p).problems == (), p.explain()
 

@@ -349,7 +349,7 @@ def test_commands_of_all_kinds_are_found():
     for some in (
         "cute-softmax demo 4096x8192 --dim 0",  # in a block
         "python -m cute_softmax precompile",  # in a sentence
-        "python -m cute_softmax diagrams 200000x1000 --dtype bf16 --dim 0 -o out/",  # below docs/layouts
+        "python -m cute_softmax diagrams 200000x1024 --dtype bf16 --dim 0 -o out/",  # below docs/layouts
         "python -m benchmarks --suite all --save --plot",  # indented
     ):
         assert tuple(some.split()) in COMMANDS

@@ -91,7 +91,7 @@ def test_every_line_needs_classes_that_plans_have():
     ]
     made = list(resume.classes_of(cases, H200))
     assert len(made) >= len(cases) > 300
-    assert {c.movement for c in made} == {"short", "row", "column", "split", "matmul"}
+    assert {c.movement for c in made} == {"short", "row", "column", "split", "sweep", "matmul"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from panels import FEW_COLUMNS, dense, problem_of
 
 from cute_softmax.kernels.panel import abreast, aligned, shift, work
-from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
+from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, panel, plan, plan_panel
 from cute_softmax.plan.describe import plan_shape
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
@@ -39,6 +39,12 @@ DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCH
 # Panels have no group inputs.
 NAMES = sorted(name for name in classes.PAIRS_OF if not MATHS[name, True].group_inputs)
 forms = pytest.mark.parametrize("arch", ARCHITECTURES)
+
+
+@pytest.fixture(autouse=True)
+def no_sweeps(monkeypatch):
+    """Panels of all columns: which of them are swept over is tested in `test_sweep`."""
+    monkeypatch.setattr(panel, "_swept", lambda groups: None)
 
 
 def panel_plan(problem: Problem, name: str, arch: str = "sm_90a") -> PanelPlan:

@@ -12,7 +12,7 @@ from ..dispatch.common.spec import ScoreArguments, check_names, number, scores_o
 from ..dispatch.heads.reductions import shape_of, work_of
 from ..dispatch.sharded.explained import explained
 from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_rows
-from ..plan import NotPlanned, RowPlan
+from ..plan import NotPlanned, PanelPlan, Plan, ShortPlan, SweepPlan
 from ..plan.describe import GRADIENTS, HEADS, OPERATIONS, REDUCTIONS, SOFTMAXES, plan_rows
 from ..plan.hardware import H200, Device
 from ..runtime import launch
@@ -36,7 +36,7 @@ def plan_softmax(
     in_place: bool = False,
     device: Device = H200,
     **scores: Unpack[ScoreArguments],
-) -> RowPlan:
+) -> Plan | ShortPlan | PanelPlan | SweepPlan:
     """Return the plan of `softmax` for a CUDA tensor, or for a contiguous tensor of a given shape on a given GPU.
 
     A plan is plain numbers: nothing is compiled or launched, and a shape needs no GPU. Its `explain()` describes it in
@@ -204,7 +204,7 @@ def plan_call_of(
     device: Device = H200,
     backward: bool = False,
     **options: object,
-) -> RowPlan:
+) -> Plan | ShortPlan | PanelPlan | SweepPlan:
     """The plan of a function's kernel, or of its gradient's: see `explain`. Raises NotPlanned where it is composed."""
     if op in SOFTMAXES:
         log = op == "log_softmax"
@@ -229,7 +229,7 @@ def plan_reduction(
     dtype: torch.dtype | str | None = None,
     *,
     device: Device = H200,
-) -> RowPlan:
+) -> Plan | ShortPlan | PanelPlan | SweepPlan:
     """Return the plan of a reduction for a CUDA tensor, or for a contiguous tensor of a given shape on a given GPU.
 
     Its `explain()` tells in words how the call would run.

@@ -37,7 +37,7 @@ from ..dispatch.common.spec import (
 )
 from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of
-from ..plan import RowPlan
+from ..plan import PanelPlan, Plan, ShortPlan, SweepPlan
 from ..runtime import launch
 from ..runtime.invariance import in_force, inside
 from ..runtime.private import forward_ad
@@ -383,7 +383,9 @@ class Prepared:
 
     __slots__ = ("_run", "plan")
 
-    def __init__(self, plan: RowPlan, run: Callable[[torch.Tensor], torch.Tensor]):
+    def __init__(
+        self, plan: Plan | ShortPlan | PanelPlan | SweepPlan, run: Callable[[torch.Tensor], torch.Tensor]
+    ):
         self.plan = plan
         self._run = run
 

@@ -76,6 +76,11 @@ class SweepClass(ClassBase):
         return self.threads * self.vector
 
     @property
+    def tile(self) -> int:
+        """Elements of a column that a CTA loads at a time: lines."""
+        return self.steps
+
+    @property
     def signature(self) -> str:
         """The numbers of `SweepPlan.arguments` and the scratch memory; of each operand its address and two strides."""
         return "i" * 8 + "ll" + "lll" * len(self.dtypes)
@@ -125,6 +130,7 @@ class SweepPlan(PlanBase):
         share: Lines that each takes.
         operand_strides: In elements, of full operands (from a matrix to the next, from a line to the next), of results
             that are one number a column (from a matrix, from a column to the next).
+        zeroed: Whether the scratch memory must be zero: no state is read before it is written.
     """
 
     zeroed: ClassVar[bool] = False

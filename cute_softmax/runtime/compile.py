@@ -93,6 +93,7 @@ def build_math(c: RowClass | PanelClass | SweepClass) -> Any:
     """The row math of a class, with its prologue."""
     from ..kernels.common import reduce
     from ..kernels.maths import divergence, entropy, maths, prologue
+    from ..plan import PanelClass, SweepClass
 
     p = c.prologue
     if p.against:
@@ -103,7 +104,7 @@ def build_math(c: RowClass | PanelClass | SweepClass) -> Any:
     # summed to 1 within 2.7 ulp in a simulation of 20,000, and within 1.5 where lanes round once. The other sums are
     # worth that in columns and parts alone, of which more threads share one.
     of_softmax = reduce.COMPENSATED if c.precise else reduce.SUM
-    total = of_softmax if c.movement in ("column", "split", "sweep") else reduce.SUM
+    total = of_softmax if isinstance(c, PanelClass | SweepClass) else reduce.SUM
     # Scores that were scaled or added to may have any float32's distance from each other, and from a sink.
     source = "fp32" if p.scale or p.bias or p.sink else c.dtypes[0]
     # The exponentials of log_softmax, for the same sum; the others are as good, and cheaper where no score is near.

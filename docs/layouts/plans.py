@@ -347,12 +347,35 @@ PANELS = (
         dim=(0, 2),
     ),
     Section(
+        "sweep",
+        "Two passes over lines of whole vectors",
+        ((128256, 1039), (200001, 1001)),
+        lambda p: p.movement == "sweep" and p.abreast > 1,
+        lambda p: (
+            f"Softmax over the first dimension of {p.length:,} x {p.columns:,}: rows of memory begin anywhere, but "
+            f"{p.abreast} of them are {p.width * 2:,} bytes, whole cache lines. In these *lines* all columns begin "
+            "alike, so that each thread walks down columns of its own, twice: for their states, and for their results."
+        ),
+        {
+            "tile": lambda p: (
+                f"**Lines.** `{p.kernel.tv}`: {p.kernel.threads} threads side by side, each with {p.kernel.vector} "
+                f"elements of {p.kernel.steps} lines at a time. Column {p.columns:,} of a line is column 0 of the next "
+                "row of memory: to a thread there is no difference before states are merged."
+            ),
+            "reduction_buffer": lambda p: (
+                "**Between the passes** a column's states are merged, wherever in a line they come from: layout "
+                f"`{p.kernel.reduction_buffer}`, (number, column, thread)."
+            ),
+        },
+        dim=(0,),
+    ),
+    Section(
         "split",
         "Parts that exchange states in global memory",
-        ((200000, 1000), (1000000, 1000)),
-        lambda p: p.kernel.exchange and p.kernel.streaming,
+        ((200000, 1024), (1000000, 1024)),
+        lambda p: p.movement == "split" and p.kernel.exchange and p.kernel.streaming,
         lambda p: (
-            f"Softmax over the first dimension of 200,000 x 1,000: {p.tiles} panels would leave most SMs idle, and no "
+            f"Softmax over the first dimension of 200,000 x 1,024: {p.tiles} panels would leave most SMs idle, and no "
             f"cluster can hold one. {p.parts} CTAs take a part of each panel, read it in chunks and exchange states "
             "in global memory."
         ),
