@@ -148,8 +148,12 @@ class SweepKernel:
         """
         s = self.spec
         numbers = (columns, abreast, lines, rest, panels, parts, share, scratch, scratch + found)
-        passes = {"stream": stream, "block": [s.threads, 1, 1], "min_blocks_per_mp": s.min_blocks}
-        passes["preferred_smem_carveout"] = -1
+        passes = {
+            "stream": stream,
+            "block": [s.threads, 1, 1],
+            "min_blocks_per_mp": s.min_blocks,
+            "preferred_smem_carveout": -1,
+        }
         ctas = outer * panels * parts
         grid = [ctas, 1, 1]
         self.statistics(numbers, operands).launch(grid=grid, use_pdl=begins_early(s, grid), **passes)
@@ -314,18 +318,16 @@ class SweepKernel:
                 at = (wide(matrix) * launch.columns + column) * self.words
                 cute.autovec_copy(rS, in_global(Float32, launch.of_columns, at, self.words))
             else:
-                for mX, number in zip(
-                    launch.mX[len(self.inputs) :], self.math.group_results(state), strict=True
-                ):
+                results = zip(launch.mX[len(self.inputs) :], self.math.group_results(state), strict=True)
+                for mX, number in results:
                     gX = element(mX.dtype, mX.address, matrix * mX.kept[0] + column * mX.reduced[0])
                     gX[0] = number.to(mX.dtype)
 
     def state(self, launch: Launch, matrix: Int32, row: Int32, column: Int32) -> tuple[Float32, ...]:
         """The state of a column in a row of states, of nothing where there is none."""
         rows, identity = launch.parts * launch.abreast, self.math.whole.identity
-        at = (wide(matrix) * rows + smaller(row, rows - 1)) * launch.columns + smaller(
-            column, launch.columns - 1
-        )
+        mine = smaller(column, launch.columns - 1)
+        at = (wide(matrix) * rows + smaller(row, rows - 1)) * launch.columns + mine
         rS = cute.make_rmem_tensor(self.words, Float32)
         cute.autovec_copy(in_global(Float32, launch.of_parts, at * self.words, self.words), rS)
         return tuple(select(row < rows, rS[n], Float32(identity[n])) for n in range(self.numbers))

@@ -16,9 +16,7 @@ from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .prologue import NO_PROLOGUE, Prologue
 
 THREADS, CTAS_AN_SM = 256, 2
-LOADED_BYTES = (
-    128  # that a thread loads at a time, of all inputs; half as many where states have three numbers
-)
+LOADED_BYTES = 128  # that a thread loads at a time, of all inputs; half of it where states have three numbers
 # CTAs that write the results of a part, the last lines first: smaller ones share the SMs better, whose share of the
 # memory differs.
 TURNS = 4
@@ -46,7 +44,6 @@ class SweepClass(ClassBase):
     part: ClassVar[int] = 2
     logs: ClassVar[bool] = False
     cluster_n: ClassVar[int] = 1
-    kept_modes: ClassVar[int] = 1  # an index of groups is not taken apart
     threads: ClassVar[int] = THREADS
     min_blocks: ClassVar[int] = CTAS_AN_SM
 
@@ -196,9 +193,7 @@ class SweepPlan(PlanBase):
     def explain(self) -> str:
         """The plan as readable text."""
         c, columns = self.kernel, counted(self.columns, "column")
-        again = (
-            "read twice and written once" if c.facts.outputs else "read once, one result written per group"
-        )
+        written = "twice and written once" if c.facts.outputs else "once, one result written per group"
         return "\n".join(
             [
                 f"{c.math} of {counted(self.problem.groups, 'group')} of {self.problem.length}, "
@@ -209,7 +204,7 @@ class SweepPlan(PlanBase):
                 f"  parts      {self.parts} of {counted(self.share, 'line')}, for {counted(self.panels, 'panel')}; "
                 f"{self.scratch / 1e6:.1f} MB of states",
                 f"  grid       {' + '.join(map(str, self.grids))} CTAs of {len(self.grids)} kernels",
-                f"  traffic    {self.problem.bytes / 1e6:.1f} MB, every element {again}",
+                f"  traffic    {self.problem.bytes / 1e6:.1f} MB, every element read {written}",
             ]
         )
 
@@ -276,7 +271,10 @@ def _unit(problem: Problem, facts: Math, modes: tuple[Mode, Mode, Mode], vector:
 def _cut(
     c: SweepClass, length: int, outer: int, columns: int, unit: int, dense: bool, device: Device
 ) -> tuple[int, int]:
-    """(rows of a line, parts) with which the first pass takes the least time."""
+    """(rows of a line, parts) with which the first pass takes the least time.
+
+    unit: rows that make whole vectors; dense: whether rows follow each other.
+    """
     resident, size = device.multiprocessors * c.min_blocks, ITEM_SIZE[c.dtypes[0]]
     of_lines = unit * (CACHE_LINE // math.gcd(CACHE_LINE, unit * columns * size))
     # Where rows do not follow each other a line is one of them, and begins where it begins.
