@@ -21,6 +21,7 @@ from cute_softmax import draw
 from cute_softmax.draw import checks
 from cute_softmax.kernels import sweep
 from cute_softmax.plan import MATHS, SweepPlan
+from cute_softmax.plan import sweep as sweep_plans
 from cute_softmax.plan.describe import plan_shape
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import Operand, canonical, contiguous
@@ -217,3 +218,12 @@ EMULATED = [one for k, dtype in enumerate(("bf16", "fp32", "fp16")) for one in [
 def test_emulated(one: Columns, launches):
     one.run(lambda work: run(work.math, work.tensors, work.dims))
     assert launches[0].plan.movement == "sweep"
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_backward", "logsumexp"])
+def test_many_lines_of_a_thread(name, launches, monkeypatch):
+    """Of which it takes several times as many as it loads at once, in each turn."""
+    monkeypatch.setattr(sweep_plans, "_cut", lambda c, length, outer, columns, unit, dense, device: (unit, 1))
+    Columns(name, (1, 859, 11), "bf16").run(lambda work: run(work.math, work.tensors, work.dims))
+    (work,) = launches
+    assert work.plan.share >= 3 * TURNS * work.plan.kernel.steps and work.plan.rest
