@@ -46,6 +46,7 @@ from .common.early import begins_early, wait_for_stream
 from .common.index import ceil_div, larger, select, smaller, wide
 from .common.reduce import tree
 from .maths.maths import RowMath
+from .maths.slots import absorb, nothing
 
 
 @dataclass(frozen=True)
@@ -189,11 +190,7 @@ class SweepKernel:
     def absorbed(self, launch: Launch, item: Item) -> cute.Tensor:
         """rS: the states of a thread's columns, (number, column)."""
         s, hint = self.spec, policy(self.hint)
-        rS = cute.make_rmem_tensor((self.words, s.vector), Float32)
-        rS.fill(0.0)
-        for v in cutlass.range_constexpr(s.vector):
-            for n in cutlass.range_constexpr(self.numbers):
-                rS[n, v] = Float32(self.math.whole.identity[n])
+        rS = nothing(self.math, s.vector, self.words)
         batches = larger(item.end - item.first, 0) // s.steps
         for b in cutlass.range(batches, unroll=1):
             self.absorb(rS, self.loaded(launch, item, item.first + b * s.steps, hint))
@@ -256,22 +253,17 @@ class SweepKernel:
     def absorb(self, rS: cute.Tensor, lines: list[list[cute.Tensor]]) -> None:
         """Fold lines into the states of this thread's columns, (number, column)."""
         math, columns = self.math, range(self.spec.vector)
-        before = [tuple(rS[n, v] for n in range(self.numbers)) for v in columns]
         elements = [elements_of(vectors) for vectors in lines]
-        carry = [() for _ in columns]
-        for stage, op in enumerate(math.reductions):
+
+        def totals(stage: int, carry: list[tuple]) -> list[Float32]:
             if math.maximum_first and stage == 0 and self.dtypes[0] in PACKED_MAX and len(columns) > 1:
                 words = [cute.recast_tensor(rX, Uint32) for rX, *_ in lines]
-                totals = packed_maxima(
-                    self.dtypes[0], ([w[j] for w in words] for j in range(len(columns) // 2))
-                )
-            else:
-                totals = [tree(op.op, [math.term(stage, e[v], carry[v]) for e in elements]) for v in columns]
-            for v in columns:
-                carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
-        for v in columns:
-            for n, number in enumerate(carry[v]):
-                rS[n, v] = number
+                pairs = ([w[j] for w in words] for j in range(len(columns) // 2))
+                return packed_maxima(self.dtypes[0], pairs)
+            op = math.reductions[stage].op
+            return [tree(op, [math.term(stage, e[v], carry[v]) for e in elements]) for v in columns]
+
+        absorb(math, rS, totals)
 
     def publish(self, launch: Launch, item: Item, rS: cute.Tensor) -> None:
         """Store the states of a thread's columns."""

@@ -25,8 +25,8 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from ...plan import PanelClass
 from ..common.index import select
 from ..common.reduce import WARP
+from ..maths.slots import nothing
 from . import exchange
-from .chunks import nothing
 from .schedule import Schedule
 from .work import Item, Launch, chunk_of, item_of
 

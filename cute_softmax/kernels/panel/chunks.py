@@ -4,7 +4,7 @@ from itertools import chain
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Int32, Int64, Uint32, const_expr
 
 from ...plan import PanelClass
 from ..common import reduce
@@ -12,6 +12,7 @@ from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, pack
 from ..common.index import ceil_div
 from ..maths.maths import RowMath
 from ..maths.scores import keep
+from ..maths.slots import absorb
 from .scores import Scores
 from .work import Chunk, Item, Launch, edge, left, loaded_step, place, places
 
@@ -193,16 +194,7 @@ class Chunks:
     def absorb(self, item: Item, rS: cute.Tensor, at: Int32, where: Int32 | list | None, edges: list = ()):
         """Fold the chunk at element `at`, or the scalars at the edges of a row, into the states of this thread's slots,
         (number, slot)."""
-        math, slots = self.math, range(self.spec.slots)
-        before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
-        carry = [() for _ in slots]
-        for stage, op in enumerate(math.reductions):
-            totals = self.fold(item, stage, carry, at, where, edges)
-            for v in slots:
-                carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
-        for v in slots:
-            for n, number in enumerate(carry[v]):
-                rS[n, v] = number
+        absorb(self.math, rS, lambda stage, carry: self.fold(item, stage, carry, at, where, edges))
 
     def results(self, item: Item, k: int, at: Int32, where: Int32 | list, states: list) -> cute.Tensor:
         """tXrY: the results of vector k of the chunk at element `at` that lies there, in registers."""
@@ -232,13 +224,3 @@ class Chunks:
     def hint(self, launch: Launch, tXrY: cute.Tensor) -> Int64 | None:
         """The L2 policy of a store; those of less than four bytes can have none."""
         return launch.policies.writes if cute.size(tXrY) * tXrY.element_type.width >= 32 else None
-
-
-def nothing(math: RowMath, slots: int) -> cute.Tensor:
-    """rS: the states of so many slots that have seen nothing, (number, slot)."""
-    identity = math.whole.identity
-    rS = cute.make_rmem_tensor((len(identity), slots), Float32)
-    for v in range(slots):
-        for n, number in enumerate(identity):
-            rS[n, v] = Float32(number)
-    return rS

@@ -14,8 +14,9 @@ from ...plan import PanelClass
 from ..common import reduce
 from ..common.index import select
 from ..maths.maths import RowMath
+from ..maths.slots import nothing
 from . import exchange
-from .chunks import Chunks, nothing
+from .chunks import Chunks
 from .merge import Merge
 from .scalars import Scalars
 from .work import Item, Launch, chunk_of, chunks_of, item_of

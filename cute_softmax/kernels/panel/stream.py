@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from ..common.index import select
-from .chunks import nothing
+from ..maths.slots import nothing
 from .schedule import Schedule
 from .work import Chunk, Item, chunk_at, chunk_of, chunks_of, item_of
 
