@@ -64,6 +64,7 @@ class ClassBase:
 class PlanBase:
     """A Plan: its class is `kernel`.
 
+    zeroed: whether the scratch memory that a launch needs must be zero.
     invariant: whether it is one of batch-invariant calls. laid_out, laid_strides: operands of the call that are copied
     first, and to which strides, see `choose.plan_call`. Plans that can be so have fields of these names.
     """
@@ -96,5 +97,5 @@ class PlanBase:
 
     @property
     def movement(self) -> str:
-        """How data reaches the threads: "short", "row", "stream", "column", "split" or "matmul"."""
+        """How data reaches the threads: "short", "row", "stream", "column", "sweep", "split", "matmul" and others."""
         return self.kernel.movement
