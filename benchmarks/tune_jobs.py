@@ -152,12 +152,16 @@ class Job:
         """Whether its place takes one configuration."""
         return self.place[0] in ("streaming", "ahead")
 
+    @property
+    def fill_bytes(self) -> int:
+        """Bytes of an input of its calls."""
+        if self.of_panels:
+            return PANEL_FILL_BYTES
+        return WIDE_FILL_BYTES if self.place == ("deep", ("wide", self.inputs)) else FILL_BYTES
+
     def shape(self, length: int, dtype: str) -> tuple[int, int]:
         """The matrix of a call."""
-        fill_bytes = PANEL_FILL_BYTES if self.of_panels else FILL_BYTES
-        if self.place[0] == "deep" and self.place[1][0] == "wide":
-            fill_bytes = WIDE_FILL_BYTES
-        fill = max(fill_bytes // (length * ITEM_SIZE[dtype]), 1)
+        fill = max(self.fill_bytes // (length * ITEM_SIZE[dtype]), 1)
         beside = self.beside or (fill // 64 * 64 or fill) - self.odd or 1
         return (beside, length) if self.dim else (length, beside)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .maths import Math
-from .problem import Mode
+from .problem import Mode, Problem
 
 # So many kept or reduced modes kernels are built for: few, so that classes are few.
 MODES = (1, 2, 5)
@@ -38,6 +38,23 @@ def access_of(vector: int, place: Sequence[int], reference: Sequence[int]) -> in
     """Elements of a load where vectors begin as those of another operand do. place, reference: offset and strides of
     the operand and of that other."""
     return math.gcd(vector, *(a - b for a, b in zip(place, reference, strict=True)))
+
+
+def rows_of_vectors(
+    problem: Problem, others: Sequence[Mode], reduced: Mode, inner: Mode, vector: int, facts: Math
+) -> int | None:
+    """How many rows of memory along the inner mode, which follow each other along the reduced one, make whole vectors
+    that begin on their boundaries: 1 where a row does; None where none do, or where they do not follow each other.
+
+    others: the kept modes beside the inner one.
+    """
+    begins = [problem.offsets[i] for i in facts.main] + [m.strides[i] for m in others for i in facts.main]
+    if any(n % vector for n in begins) or any(inner.strides[i] != 1 for i in facts.main):
+        return None
+    steps = {reduced.strides[i] for i in facts.main}
+    if not any(n % vector for n in (inner.size, *steps)):
+        return 1
+    return vector // math.gcd(vector, inner.size) if steps == {inner.size} else None
 
 
 def power_of_two(number: int) -> int:

@@ -43,10 +43,9 @@ def plan_panel(
     """
     check_counts({"elements in a group": problem.length, "groups": problem.groups})
     groups = Groups.of(math_name, problem, device, evict_last, invariant, prologue)
-    made = _held(groups)
-    if made is None or not groups.facts.outputs:
-        made = _swept(groups) or made
-    return made or _deep(groups) or _streamed(groups)
+    # What is only read need not be held.
+    first = (_held, _swept) if groups.facts.outputs else (_swept, _held)
+    return next(made for way in (*first, _deep, _streamed) if (made := way(groups)) is not None)
 
 
 def _swept(g: Groups) -> SweepPlan | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from .hardware import Device
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
-from .modes import MODES, access_of, padded, power_of_two, step_of
+from .modes import MODES, access_of, padded, power_of_two, rows_of_vectors, step_of
 from .panel_class import PanelClass
 from .panel_configs import (
     ABREAST_BYTES,
@@ -448,10 +448,8 @@ def _rows_abreast(
     few = inner.size * ALIGNMENT // widest <= ABREAST_BYTES and problem.length >= ABREAST_ROWS * widest
     if not (few and inner.size > 1 and inner.size % 2 and facts.outputs and len(reduced) == 1):
         return 1
-    followed = all(inner.strides[i] == 1 and reduced[0].strides[i] == inner.size for i in facts.main)
-    begins = [problem.offsets[i] for i in facts.main]
-    begins += [m.strides[i] for m in kept if m is not inner and m.size > 1 for i in facts.main]
-    return widest if followed and not any(n % widest for n in begins) else 1
+    others = [m for m in kept if m is not inner and m.size > 1]
+    return rows_of_vectors(problem, others, reduced[0], inner, widest, facts) or 1
 
 
 def _across(config: PanelConfig, groups: int, vector: int, size: int, narrowed: int) -> int:

@@ -12,6 +12,7 @@ from layouts.algebra import Layout
 from .base import ClassBase, PlanBase, counted
 from .hardware import Device
 from .maths import CACHE_LINE, Math, math_of
+from .modes import rows_of_vectors
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .prologue import NO_PROLOGUE, Prologue
 
@@ -218,7 +219,7 @@ def plan_sweep(math_name: str, problem: Problem, device: Device) -> SweepPlan | 
     outer, reduced, inner = found
     size = {i: ITEM_SIZE[problem.dtypes[i]] for i in facts.main}
     vector = ALIGNMENT // max(size.values())
-    unit = _unit(problem, facts, found, vector)
+    unit = rows_of_vectors(problem, [outer], reduced, inner, vector, facts)
     if unit is None or inner.size < vector:
         return None
     loaded = LOADED_BYTES if facts.numbers < 3 else LOADED_BYTES // 2
@@ -254,18 +255,6 @@ def _modes(problem: Problem) -> tuple[Mode, Mode, Mode] | None:
     one = Mode(1, (0,) * len(problem.dtypes))
     *outer, inner = problem.kept
     return (*outer, one)[0], problem.reduced[0], inner
-
-
-def _unit(problem: Problem, facts: Math, modes: tuple[Mode, Mode, Mode], vector: int) -> int | None:
-    """How many rows of memory make whole vectors; None where they do not."""
-    outer, reduced, inner = modes
-    begins = [problem.offsets[i] for i in facts.main] + [outer.strides[i] for i in facts.main]
-    if any(n % vector for n in begins) or any(inner.strides[i] != 1 for i in facts.main):
-        return None
-    steps = {reduced.strides[i] for i in facts.main}
-    if not any(n % vector for n in (inner.size, *steps)):
-        return 1
-    return vector // math.gcd(vector, inner.size) if steps == {inner.size} else None
 
 
 def _cut(
