@@ -170,19 +170,22 @@ class SweepKernel:
         """What a thread knows of its launch."""
         return Launch(*numbers, global_tensors(self.dtypes, operands, 1, 1))
 
+    def thread_column(self) -> Int32:
+        """A thread's first column of a panel."""
+        s, (tidx, _, _) = self.spec, cute.arch.thread_idx()
+        tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
+        observe("tv", tv)
+        return cute.crd2idx((tidx, 0), tv) // s.steps
+
     # The first pass.
 
     @cute.kernel
     def statistics(self, numbers: tuple, operands: tuple):
         """The states of the columns of a part."""
-        s = self.spec
-        tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
-        tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
-        observe("tv", tv)
         launch = self.launch_of(numbers, operands)
-        item = item_of(launch, cta, s.columns, cute.crd2idx((tidx, 0), tv) // s.steps)
-        wait_for_stream(s.early)
+        item = item_of(launch, cta, self.spec.columns, self.thread_column())
+        wait_for_stream(self.spec.early)
         if item.column < launch.width:
             self.publish(launch, item, self.absorbed(launch, item))
 
@@ -223,10 +226,9 @@ class SweepKernel:
         """Such lines from one on, those from `end` on with what stands for nothing."""
         for u, vectors in enumerate(lines):
             for i, rX in enumerate(vectors):
-                rP = self.padding(i)
-                words, nothing = cute.recast_tensor(rX, Uint32), cute.recast_tensor(rP, Uint32)
+                words, padding = (cute.recast_tensor(r, Uint32) for r in (rX, self.padding(i)))
                 for j in range(cute.size(words)):
-                    words[j] = select(line + u < end, words[j], nothing[j])
+                    words[j] = select(line + u < end, words[j], padding[j])
         return lines
 
     def padding(self, i: int) -> cute.Tensor:
@@ -320,25 +322,26 @@ class SweepKernel:
         rows, identity = launch.parts * launch.abreast, self.math.whole.identity
         mine = smaller(column, launch.columns - 1)
         at = (wide(matrix) * rows + smaller(row, rows - 1)) * launch.columns + mine
+        read = zip(self.numbers_at(launch.of_parts, at), identity, strict=True)
+        return tuple(select(row < rows, number, Float32(no)) for number, no in read)
+
+    def numbers_at(self, address: Int64, at: Int64) -> tuple[Float32, ...]:
+        """State number `at` of those in memory."""
         rS = cute.make_rmem_tensor(self.words, Float32)
-        cute.autovec_copy(in_global(Float32, launch.of_parts, at * self.words, self.words), rS)
-        return tuple(select(row < rows, rS[n], Float32(identity[n])) for n in range(self.numbers))
+        cute.autovec_copy(in_global(Float32, address, at * self.words, self.words), rS)
+        return tuple(rS[n] for n in range(self.numbers))
 
     # The second pass.
 
     @cute.kernel
     def results(self, numbers: tuple, operands: tuple):
         """The results of a turn of a part, the last line first."""
-        s = self.spec
-        tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
-        tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
-        observe("tv", tv)
         launch, (ctas, _, _) = self.launch_of(numbers, operands), cute.arch.grid_dim()
         of_a_turn = ctas // TURNS
-        item = item_of(launch, cta % of_a_turn, s.columns, cute.crd2idx((tidx, 0), tv) // s.steps)
-        item = turn_of(launch, item, cta // of_a_turn, s.steps)
-        wait_for_stream(s.early)
+        item = item_of(launch, cta % of_a_turn, self.spec.columns, self.thread_column())
+        item = turn_of(launch, item, cta // of_a_turn, self.spec.steps)
+        wait_for_stream(self.spec.early)
         if item.column < launch.width:
             self.finished(launch, item)
 
@@ -362,10 +365,7 @@ class SweepKernel:
         found, first = [], item.column % launch.columns
         for v in range(self.spec.vector):
             column = select(first + v < launch.columns, first + v, first + v - launch.columns)
-            at = (wide(item.matrix) * launch.columns + column) * self.words
-            rS = cute.make_rmem_tensor(self.words, Float32)
-            cute.autovec_copy(in_global(Float32, launch.of_columns, at, self.words), rS)
-            found.append(tuple(rS[n] for n in range(self.numbers)))
+            found.append(self.numbers_at(launch.of_columns, wide(item.matrix) * launch.columns + column))
         return found
 
     def worked_out(self, vectors: Sequence[cute.Tensor], states: list[tuple[Float32, ...]]) -> cute.Tensor:
