@@ -12,7 +12,7 @@ import emulated
 import pytest
 import sweeps
 from classes import operands
-from compiled import check_all, compile_and_read
+from compiled import accesses, check_all, compile_and_read
 from sweeps import SHAPES, SWEPT, Columns
 from traced import wrong
 
@@ -31,8 +31,14 @@ from cute_softmax.runtime.launch import run
 STACK = 64  # bytes at most: 8 lines of 8 elements are a few registers too many
 
 
-def swept(shape: tuple[int, ...], dim: int = 0, dtype: str = "bf16", name: str = "softmax", **how) -> bool:
-    return plan_shape(shape, dtype, dim=dim, math=name, **how).movement == "sweep"
+def swept(
+    name: str, shape: tuple[int, ...], dtype: str, device: c.hardware.Device = H200
+) -> SweepPlan | None:
+    """The plan of contiguous tensors, over the dimension before the last, wherever it would be used."""
+    facts, dims = MATHS[name, True], (len(shape) - 2,)
+    tensors = [contiguous(dtype, shape)] * facts.full
+    tensors += [contiguous(dtype, shape, dims)] * len(facts.group_outputs)
+    return plan_sweep(name, canonical(shape, dims, tensors), device)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +91,8 @@ def random_plans(seed: int, count: int) -> list[SweepPlan]:
     while len(found) < count:
         shape = chosen.choice((1, 1, 2, 5)), chosen.randint(1, 3000), chosen.randint(8, 9000)
         name, dtype = chosen.choice(SWEPT), chosen.choice(("bf16", "fp32"))
-        facts = MATHS[name, True]
-        tensors = [contiguous(dtype, shape)] * facts.full
-        tensors += [contiguous(dtype, shape, (1,))] * len(facts.group_outputs)
-        device = c.hardware.Device(H200.architecture, chosen.choice((1, 3, 132)), H200.l2)
-        made = plan_sweep(name, canonical(shape, (1,), tensors), device)
+        device = replace(H200, multiprocessors=chosen.choice((1, 3, 132)))
+        made = swept(name, shape, dtype, device)
         found += [made] if made else []
     return found
 
@@ -137,9 +140,7 @@ def test_the_first_pass_is_even():
     uneven = []
     for n in range(7000, 300_000, 3301):
         for columns in {(1 << 27) // n | 1, (1 << 27) // n // 8 * 8}:
-            p = plan_sweep(
-                "softmax", canonical((n, columns), (0,), [contiguous("bf16", (n, columns))] * 2), H200
-            )
+            p = swept("softmax", (n, columns), "bf16")
             places = H200.multiprocessors * p.kernel.min_blocks
             taken = math.ceil(p.ctas / places) * p.share * p.kernel.columns * places / (n * columns)
             assert p.scratch < 0.07 * p.problem.bytes
@@ -150,12 +151,10 @@ def test_the_first_pass_is_even():
 def test_layouts_and_checks():
     for shape in SHAPES:
         for name in ("softmax", "softmax_backward", "logsumexp"):
-            facts = MATHS[name, True]
-            tensors = [contiguous("bf16", shape)] * facts.full
-            tensors += [contiguous("bf16", shape, (1,))] * len(facts.group_outputs)
-            p = plan_sweep(name, canonical(shape, (1,), tensors), H200)
+            p = swept(name, shape, "bf16")
             assert not checks.check(p).problems, p.explain()
-            assert {"tile", "reduction_buffer"} <= set(draw.figures(p)) and "two" not in p.explain()
+            assert {"tile", "reduction_buffer"} <= set(draw.figures(p))
+            assert f"  parts      {p.parts} of {p.share} line" in p.explain()
     wide = plan_shape((128256, 1039), dim=0)
     for changed in ({"parts": 2}, {"share": 249}, {"operand_strides": ((0, 531967),) * 2}):
         assert checks.check(replace(wide, **changed)).problems
@@ -172,7 +171,7 @@ def listed(architecture: str) -> list[SweepClass]:
             dtypes = operands(name, pair)
             tensors = [Operand(d, (1001, 1)) for d in dtypes[: facts.full]]
             tensors += [Operand(d, (0, 1)) for d in dtypes[facts.full :]]
-            device = c.hardware.Device(ARCHITECTURES[architecture], 132, H200.l2)
+            device = replace(H200, architecture=ARCHITECTURES[architecture])
             found.append(plan_sweep(name, canonical((30000, 1001), (0,), tensors), device).kernel)
     return found
 
@@ -187,6 +186,8 @@ def test_compiled(tmp_path, monkeypatch):
         assert -(-found.registers // 8) * 8 * THREADS * k.min_blocks <= H200.architecture.registers
         assert found.shared == k.shared_memory and not wrong(k, found.layouts), wrong(k, found.layouts)
         assert "ld.global" in found.ptx and found.ptx.count(".entry") == 2 + bool(k.facts.outputs)
+        alike = len({*k.dtypes[: k.facts.full]}) == 1
+        assert not alike or accesses(found.ptx)["ld 16"] >= k.steps * len(k.facts.inputs), accesses(found.ptx)
 
     check_all(listed("sm_90a"), check)
 
