@@ -96,6 +96,10 @@ class RowClass(ClassBase):
             raise ValueError(
                 "a persistent kernel refills its slots while it works: inputs cannot stay in them"
             )
+        if self.keeps_shared and self.math != "softmax":
+            raise ValueError(
+                "exponentials take the place of elements, of which other maths make their results"
+            )
         if "resident" in self.staging and (self.edges or not self.persistent):
             raise ValueError(
                 "what stays for all rows needs CTAs that take several, and rows that begin alike"

@@ -141,10 +141,14 @@ class Table:
         if keeps and not gradient and not prologue.bias and not edges:  # scalars take registers of their own
             instead = instead | self.prologue
         name = "softmax_backward" if prologue.bias or gradient else "softmax"
-        few, many = (
-            tuple(replace(instead.get(c, c), keep=instead.get(c, c).keep and keeps) for c in found)
-            for found in listed(name)
-        )
+
+        def adapted(config: RowConfig) -> RowConfig:
+            config = instead.get(config, config)
+            # In shared memory exponentials take the place of elements, of which a logarithm is made once more.
+            lost = composed and config.staging[0] == "shared"
+            return replace(config, keep=config.keep and keeps and not lost)
+
+        few, many = (tuple(map(adapted, found)) for found in listed(name))
         return few, many
 
 
