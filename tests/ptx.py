@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
-from ptx_numbers import BITS, NUMBERS, listed, literal, raw, rounded, typed, wider, width
+from ptx_numbers import BITS, NUMBERS, high_of_product, listed, literal, raw, rounded, typed, wider, width
 from ptx_tensors import Groups, Tensors
 
 WARP = 32
@@ -412,8 +412,8 @@ class Grid(Tensors):
             a, b = (x.astype(wider(kind)) for x in self.values(i, idx, 2, kind))
             self.write(i.operands[0], idx, (a * b).view(np.uint64))
         elif "hi" in i.parts:
-            a, b = (x.astype(wider(kind)) for x in self.values(i, idx, 2, kind))
-            self.result(i, idx, (a * b >> width(kind)).astype(NUMBERS[kind]), kind)
+            a, b = self.values(i, idx, 2, kind)
+            self.result(i, idx, high_of_product(a, b).astype(NUMBERS[kind]), kind)
         else:
             self._binary(i, idx, np.multiply)
 

@@ -40,6 +40,21 @@ def wider(kind: str) -> type:
     return np.int64 if kind[0] == "s" else np.uint64
 
 
+def high_of_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The upper half of the bits of the products of integers."""
+    bits, signed = a.dtype.itemsize * 8, a.dtype.kind == "i"
+    if bits < 64:
+        a, b = (x.astype(np.int64 if signed else np.uint64) for x in (a, b))
+        return a * b >> bits
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    (a1, a0), (b1, b0) = ((x.view(np.uint64) >> half, x.view(np.uint64) & low) for x in (a, b))
+    middle = (a0 * b0 >> half) + (a1 * b0 & low) + (a0 * b1 & low)
+    found = a1 * b1 + (a1 * b0 >> half) + (a0 * b1 >> half) + (middle >> half)
+    if signed:
+        return found.view(np.int64) - np.where(a < 0, b, 0) - np.where(b < 0, a, 0)
+    return found
+
+
 def listed(operand: str) -> list[str]:
     """The registers of a vector, or the one that there is."""
     return [name.strip() for name in operand.strip("{}").split(",")]
