@@ -173,6 +173,36 @@ def test_special_values(shape, dim, launches):
     assert close(c.logsumexp(x, dim), torch.logsumexp(x.double(), dim))
 
 
+@pytest.mark.parametrize(
+    ("n", "dtype", "said"),
+    [
+        (20_001, bf16, "cluster4"),
+        (120_000, fp32, "cluster16_shared"),
+        pytest.param(1_000_000, bf16, "persistent", marks=pytest.mark.long),
+        pytest.param(1_200_000, bf16, "exchange_streaming", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_beyond_the_diagonal(n, dtype, said, function, launches, monkeypatch):
+    """Rows of several CTAs: most have nothing before the diagonal. What does not count may be NaN nevertheless."""
+    device = replace(H200, multiprocessors=8)  # for which five rows are many
+    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: device)
+    x, ours, torchs = made((5, n), dtype), getattr(c, function), getattr(torch, function)
+    x[1, 0], x[4, :2] = float("nan"), -INF
+    plan = launch.call_of("softmax", (x, x), (1,)).plan
+    share = getattr(plan.kernel, "chunk", plan.share)
+    # The diagonal reaches the first element of a CTA's share, or of a chunk of it, in the third row.
+    for offset, options in ((3 * share - 2, {}), (-1, {}), (-1, {"empty_rows": "zero"})):
+        counts = torch.ones(5, n, dtype=torch.bool).tril(offset)
+        exact = torchs(x.double().masked_fill(~counts, -INF), -1)
+        if options:
+            empty = (x == -INF).logical_or(~counts).all(-1, True)
+            exact = exact.masked_fill(empty, 0.0 if function == "softmax" else -INF)
+        found = ours(x, -1, causal=offset, **options)
+        assert close(found, exact) and found[1].isnan().all() and not found[2].isnan().any()
+    assert all(said in work.plan.kernel.name for work in launches)
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shared", [0, 1])
 def test_scores_of_expanded_elements(shared, dim, launches):

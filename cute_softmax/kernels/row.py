@@ -17,7 +17,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from layouts.trace import observe
 
@@ -80,6 +80,9 @@ class RowKernel:
         self.staging = Staging(spec, math)
         self.scalars = Scalars(spec, math)
         self.branchless = False  # stores, see `copy.store`
+        # Whether CTAs ask if they have nothing of a row but what lies beyond the diagonal; two gain nothing by it.
+        several = spec.cluster_n > 2 and len(math.outputs) == 1 and not spec.ring
+        self.hides = spec.prologue.causal and several and not (self.scalars.selects or self.scalars.marks)
 
     @cute.jit
     def __call__(
@@ -235,6 +238,16 @@ class RowKernel:
 
         rows: `rows_of`; turn: how many tiles this CTA has done before; known: `of_groups`, if they are loaded already.
         """
+        if const_expr(self.hides):
+            if (rows[0].launch.rank > 0) & (rows[0].seen <= 0):
+                self.hide(rows[0], turn, None if known is None else known[0])
+            else:
+                self.work(rows, turn, known)
+        else:
+            self.work(rows, turn, known)
+
+    def work(self, rows: list[Row], turn: Int32, known: list | None):
+        """A tile of which something counts."""
         held = self.hold(rows, known)
         # Before anything is written: a result may take the place of what is chosen.
         chosen = [
@@ -362,9 +375,6 @@ class RowKernel:
             for m in cutlass.range_constexpr(len(values)):
                 state, kept[m] = maths[m].partial(stage, values[m], carry[m], width)
                 if const_expr(s.exchanges):
-                    if const_expr(s.peers > 1 and not s.persistent and stage == 0):
-                        # As late as possible: it waits until all CTAs of the cluster have started.
-                        cute.arch.cluster_wait()
                     state = self.exchange(shared, stage, maths[m].reductions[stage], state, turn)
                 carry[m].append(state)
         states = [sum(states, ()) for states in carry]
@@ -381,11 +391,58 @@ class RowKernel:
         A persistent kernel alternates between two buffers, so that a fast warp never overwrites what a slow one
         still reads: to write a buffer again it must have passed the exchange in between.
         """
+        if const_expr(self.spec.peers > 1 and not self.spec.persistent and stage == 0):
+            # As late as possible: it waits until all CTAs of the cluster have started.
+            cute.arch.cluster_wait()
         which, phase = (turn % 2, turn // 2 % 2) if self.spec.persistent else (0, Int32(0))
         which = which + stage * self.spec.turns
         barrier = None if shared.barriers is None else shared.barriers + which
         buffer, s = shared.buffer[None, None, which], self.spec
         return reduce.across_warps(op, state, buffer, barrier, phase, s.peers, s.ring > 0)
+
+    # Beyond the diagonal.
+
+    @cute.jit
+    def hide(self, row: Row, turn: Int32, known: list | None):
+        """The part of a row of which nothing counts: its results are stored at once, as they are in a row of ordinary
+        numbers, and again if the state of this one makes them others. known: `of_group`, if it is loaded already."""
+        s, nothing = self.spec, []
+        if const_expr(s.persistent):
+            for k in cutlass.range_constexpr(0, s.steps, s.part):
+                self.staging.refill(row, k)
+        for i in self.inputs:
+            vector = self.staging.padded(i)
+            nothing.append(Fragment([lambda vector=vector: vector], [], not self.math.keep))
+        numbers = self.scalars.numbers(row.launch, self.scalars.of_group(row) if known is None else known)
+        nothing.append(Given(numbers, [Int32(0)], [Boolean(False)]))
+        math, states = self.math.for_row(nothing), []
+        ordinary = self.hidden(math, nothing, tuple(Float32(1.0) for _ in math.whole.identity))
+        self.fill(row, ordinary)
+        for stage in cutlass.range_constexpr(len(math.reductions)):
+            op = math.reductions[stage]
+            state = tuple(Float32(number) for number in op.identity)
+            states.append(self.exchange(row.launch.shared, stage, op, state, turn))
+        state = sum(states, ())
+        if const_expr(s.prologue.sink):
+            state = math.joined(state, numbers["sink"])
+        found = self.hidden(math, nothing, state)
+        if found != ordinary:
+            self.fill(row, found)
+
+    def hidden(self, math: RowMath, nothing: list, state: tuple) -> Float32:
+        """What becomes of an element that does not count. nothing: `values` of such elements."""
+        (results,) = math.finish(nothing, None, state)
+        return next(iter(results))
+
+    @cute.jit
+    def fill(self, row: Row, number: Float32):
+        """Store a number in all vectors of a row that this CTA has."""
+        i = len(self.inputs)
+        tXgY, tXrY = partition(row, i), cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
+        tXrY.fill(number.to(self.dtypes[i]))
+        for k in cutlass.range_constexpr(self.spec.steps):
+            if row.inside & writes(row, k, reads(row, k)):
+                store(tXrY, tXgY[None, k])
 
     # Store.
 

@@ -136,10 +136,15 @@ class Staging:
                     exists = vectors.pR[m] & vectors.pX[m, 0, k]
                     copy_if(exists, self.slot(row, i, k), vectors.rX[i][(None, m), 0, k])
         if const_expr(s.persistent):
-            ctas, _, _ = cute.arch.grid_dim()
-            later, coming = following(s, first)
-            tile = row.tile + ctas if const_expr(later > 0) else row.tile
-            self.prefetch(row.launch, tile, coming, s.part, Int32(0))
+            self.refill(row, first)
+
+    @cute.jit
+    def refill(self, row: Row, first: cutlass.Constexpr[int]):
+        """Load what takes the place of vectors first .. first + part of a persistent kernel."""
+        ctas, _, _ = cute.arch.grid_dim()
+        later, coming = following(self.spec, first)
+        tile = row.tile + ctas if const_expr(later > 0) else row.tile
+        self.prefetch(row.launch, tile, coming, self.spec.part, Int32(0))
 
     @cute.jit
     def vector(self, row: Row, i: int, k: int, vectors: Vectors) -> cute.Tensor:

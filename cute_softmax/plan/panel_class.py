@@ -229,6 +229,11 @@ class PanelClass(ClassBase):
         return self.streaming and bool(self.facts.outputs) and not self.ahead
 
     @property
+    def hides(self) -> bool:
+        """Whether rows end at a diagonal, beyond which nothing is read."""
+        return self.prologue.causal and self.orientation == "row"
+
+    @property
     def chunk_steps(self) -> int:
         """Vectors of a chunk that a thread holds."""
         return self.steps // self.buffers

@@ -208,8 +208,41 @@ def moved_cases() -> list[Case]:
     return found
 
 
+def diagonal_cases() -> list[Case]:
+    """Rows of several CTAs, of which some have nothing before the diagonal, and numbers that change what lies beyond."""
+    rng, found = Random(13), []
+    for dtype in (torch.bfloat16, torch.float32):
+        # In clusters of 2 to 16, in registers and in shared memory; persistent ones; in parts, held and in chunks.
+        for columns in (16384, 40000, 65543, 151936, 300000, 700000, 1500000, 5000003):
+            rows = min(40, 4_000_000 // columns)
+            shape = (2, rows, columns) if columns < 1_000_000 else (rows + 1, columns)
+            x = tensor_of(rng, shape, dtype)
+            bad = x.clone()
+            for row, number in zip(range(0, shape[-2], 2), (math.nan, math.inf, -math.inf), strict=False):
+                bad[..., row, : row + 2] = number
+            for offset in (0, columns // 2, columns - rows):
+                found += [Case(m, x, offset=offset, scale=0.5) for m in FORWARD[:2]]
+                found.append(Case("softmax", bad, offset=offset - 2, zero=True))
+            factors, sink = (tensor_of(rng, (*shape[:-1], 1), torch.float32) for _ in range(2))
+            place = (1, 3)
+            found += [
+                Case("softmax", bad, offset=0, zero=False, scale=factors),
+                Case("softmax", x, offset=1, bias=x, mask=x > -1, alpha=factors, place=place),
+                Case("softmax", bad, offset=1, sink=sink),
+                Case("log_softmax", bad, offset=1, place=place),
+                Case("log_softmax", x, offset=columns // 3, dtype=torch.float32),
+                Case("logsumexp", bad, offset=columns // 3),
+                Case("softmax", x, offset=-10_000, dtype=torch.float32),
+            ]
+            y = Case("softmax", x, offset=1).expected(torch.float32)[0].to(dtype)
+            found.append(Case("softmax_backward", x, y=y, offset=1, scale=0.5, place=place))
+            found.append(Case("log_softmax_backward", x, y=y.log(), offset=1))
+    return found
+
+
 def every_case() -> list[tuple[int, Case]]:
-    return [*enumerate(explicit_cases() + moved_cases() + [random_case(seed) for seed in SEEDS])]
+    cases = explicit_cases() + moved_cases() + [random_case(seed) for seed in SEEDS]
+    return [*enumerate(cases + diagonal_cases())]
 
 
 def failures(cases: list[tuple[int, Case]]) -> list[str]:

@@ -4,17 +4,17 @@ from itertools import chain
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from ...plan import PanelClass
 from ..common import reduce
 from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, packed_maxima, store
-from ..common.index import ceil_div
+from ..common.index import ceil_div, larger
 from ..maths.maths import RowMath
 from ..maths.scores import keep
 from ..maths.slots import absorb
 from .scores import Scores
-from .work import Chunk, Item, Launch, edge, left, loaded_step, place, places
+from .work import Chunk, Item, Launch, chunks_of, edge, left, loaded_step, place, places
 
 
 class Chunks:
@@ -220,6 +220,36 @@ class Chunks:
                 store(tXrY, tXgY[k], exists=exists)
             elif exists:
                 store(tXrY, tXgY[k], self.hint(launch, tXrY))
+
+    # Beyond the diagonal.
+
+    @cute.jit
+    def hide(self, item: Item, number: Float32):
+        """Store a number in the chunks of a row's share of which nothing counts."""
+        s, i = self.spec, len(self.inputs)
+        tXrY = cute.make_rmem_tensor(s.vector, item.launch.mX[i].dtype)
+        tXrY.fill(number.to(item.launch.mX[i].dtype))
+        first, end = larger(chunks_of(item), 0), ceil_div(item.end - item.first, s.chunk)
+        for n in cutlass.range(first, end, unroll=1):
+            self.put(item, item.first + n * s.chunk, tXrY)
+
+    @cute.jit
+    def put(self, item: Item, at: Int32, tXrY: cute.Tensor):
+        """Store a vector in all of this thread's of the chunk that begins at element `at`."""
+        s, launch, rest, i = self.spec, item.launch, left(item, at), len(self.inputs)
+        tXgY = [self.vector(launch, i, address) for address in places(launch, i, item.starts[i], at)]
+        for k in cutlass.range_constexpr(s.chunk_steps):
+            if rest > k * s.down * s.unit:
+                store(tXrY, tXgY[k], self.hint(launch, tXrY))
+
+    def hidden(self, item: Item, states: list) -> Float32:
+        """What becomes of an element of a row that does not count. states: of the row."""
+        numbers = (
+            Boolean(False) if self.spec.dtypes[i] == "bool" else Float32(self.math.padding[i])
+            for i in self.inputs
+        )
+        elements = self.math.elements(tuple(numbers), item.numbers.of(0)[0], Boolean(False))
+        return self.scores.result(item, elements, states, 0)
 
     def hint(self, launch: Launch, tXrY: cute.Tensor) -> Int64 | None:
         """The L2 policy of a store; those of less than four bytes can have none."""

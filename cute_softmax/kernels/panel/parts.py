@@ -114,6 +114,8 @@ class Parts:
             cute.arch.cp_async_wait_group(0)
             self.chunks.align(item, item.first + n * s.chunk, Int32(0))
             self.chunks.finish(item, item.first + n * s.chunk, Int32(0), states)
+        if const_expr(s.hides):
+            self.chunks.hide(item, self.chunks.hidden(item, states))
         self.scalars.finish(item, self.scalars.loaded(item), states)
 
     def place(self, item: Item, part: Int32, column: Int32) -> Int64:

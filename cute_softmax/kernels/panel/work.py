@@ -12,7 +12,19 @@ from cutlass import Boolean, Int32, Int64
 from ...plan import PanelClass
 from ...plan.panel_class import exchange_words
 from ..common.copy import GlobalTensor
-from ..common.index import apart, at_edges, ceil_div, dot, head_of, larger, narrow, select, smaller, wide
+from ..common.index import (
+    apart,
+    at_edges,
+    ceil_div,
+    dot,
+    head_of,
+    larger,
+    narrow,
+    reach_of,
+    select,
+    smaller,
+    wide,
+)
 from .scores import Numbers
 
 
@@ -109,7 +121,8 @@ class Item:
     starts: of each operand, from its beginning to that of the thread's first group; inside: whether that exists.
     shift: groups from that to where it would be if rows began with blocks, see `aligned`; where rows lie side by side
     tail: elements of the thread's last vector, which may end outside the tensor; short: 1 if the last row has none.
-    head: elements before a row's first line; first, end: the elements that the CTA takes.
+    head: elements before a row's first line; first, end: the elements that the CTA takes. seen: of a row where those
+    end that count, if that comes before.
     sync, states: addresses of the panel's exchange point, and of its parts' states.
     position: of the thread's first group, see `Prologue.causal`; numbers: what the prologue has for its groups, once
     they are `scores.Scores.known`.
@@ -127,6 +140,7 @@ class Item:
     head: Int32
     first: Int32
     end: Int32
+    seen: Int32
     sync: Int64
     states: Int64
     position: Int32
@@ -175,6 +189,9 @@ def item_of(launch: Launch, index: Int32) -> Item:
     end = smaller(first + launch.share, body)
     if s.edges:  # the body may be shorter than another row's by a part's whole share
         first, end = head + first, head + larger(first, end)
+    position, seen = kept[s.query] - (shift if s.query == 0 else 0), end
+    if s.hides:
+        seen = smaller(end, reach_of(wide(position), launch.numbers["offset"], launch.length))
     tail, short = None, 0
     if s.rows_abreast > 1:
         there = smaller(larger(launch.last_row - launch.a * s.slots, 0), s.vector)
@@ -191,12 +208,13 @@ def item_of(launch: Launch, index: Int32) -> Item:
         head=head,
         first=first,
         end=end,
+        seen=seen,
         shift=shift,
         tail=tail,
         short=short,
         sync=launch.exchanges + wide(tile) * (4 * exchange_words(launch.parts)),
         states=launch.states + wide(tile) * launch.parts * (s.groups * s.published_bytes),
-        position=kept[s.query] - (shift if s.query == 0 else 0),
+        position=position,
     )
 
 
@@ -224,18 +242,18 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
 def left(item: Item, at: Int32) -> Int32:
     """How much of a group there is from this thread's first element of the chunk at `at` on: vector k exists where more
     than k * down * unit is left."""
-    return select(item.inside, rest(item, at) - item.short, 0)
+    return select(item.inside, rest(item, at, item.end) - item.short, 0)
 
 
-def rest(item: Item, at: Int32) -> Int32:
-    """`left`, whether or not the thread's groups exist."""
-    return item.end - at - item.launch.d * item.launch.spec.unit
+def rest(item: Item, at: Int32, end: Int32) -> Int32:
+    """How much there is up to an end, whether or not the thread's groups exist."""
+    return end - at - item.launch.d * item.launch.spec.unit
 
 
 def chunk_at(item: Item, at: Int32) -> Chunk:
     """The chunk of an item that begins at an element."""
-    wanted = item.line.wanted if item.line else item.tail
-    return Chunk(item.starts, at, left(item, at), rest(item, at), wanted)
+    wanted, there = item.line.wanted if item.line else item.tail, rest(item, at, item.seen)
+    return Chunk(item.starts, at, select(item.inside, there - item.short, 0), there, wanted)
 
 
 def chunk_of(item: Item, n: Int32) -> Chunk:
@@ -244,8 +262,8 @@ def chunk_of(item: Item, n: Int32) -> Chunk:
 
 
 def chunks_of(item: Item) -> Int32:
-    """How many chunks an item's share has."""
-    return ceil_div(item.end - item.first, item.launch.spec.chunk)
+    """How many chunks an item's share has in which something counts."""
+    return ceil_div(larger(item.seen - item.first, 0), item.launch.spec.chunk)
 
 
 def places(launch: Launch, i: int, start: Int64, at: Int32) -> list[Int64]:
