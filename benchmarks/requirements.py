@@ -9,6 +9,7 @@ from . import sharded_judge
 from .cases import (
     AND_CAUSAL,
     CAUSAL,
+    CHOSEN,
     DEPTH,
     FEW_ROWS,
     FORWARD_BACKWARD,
@@ -97,9 +98,12 @@ def _behind(at: Cells, case: Case) -> float | None:
     return None if best is None or us is None else us / at(case)[best]["us"] - 1
 
 
-def _over_softmax(at: Cells, case: Case) -> float | None:
-    us, softmax_us = _us(at, case), _us(at, replace(case, op="softmax", mode=""))
-    return None if us is None or softmax_us is None else us / softmax_us
+def _over_op(op: str) -> Callable[[Cells, Case], float | None]:
+    def value(at: Cells, case: Case) -> float | None:
+        ours, theirs = _us(at, case), _us(at, replace(case, op=op, mode=""))
+        return None if ours is None or theirs is None else ours / theirs
+
+    return value
 
 
 def _over_unmasked(at: Cells, case: Case) -> float | None:
@@ -131,7 +135,8 @@ METRICS = {
     ),
     "vs_copy": Metric("ratio to copy", _ours("vs_copy"), True),
     "behind_peer": Metric("time over the best peer's", _behind, False, "{:+.1%}".format),
-    "over_softmax": Metric("time over softmax's own", _over_softmax, False, "{:.2f}".format),
+    "over_softmax": Metric("time over softmax's own", _over_op("softmax"), False, "{:.2f}".format),
+    "over_logsumexp": Metric("time over logsumexp's own", _over_op("logsumexp"), False, "{:.2f}".format),
     "vs_torch": Metric("host time over torch's", _ours("vs_torch"), False, "{:.2f}".format),
     "over_torch": Metric("time over torch's", _over_provider("torch", "us"), False, "{:.2f}".format),
     "memory_over_torch": Metric(
@@ -237,6 +242,10 @@ REQUIREMENTS = (
             ("", 1.60, ((512, 151936),)),
             (RECOMPUTED, 1.55, _LOGITS),
         )
+    ),
+    *(
+        Requirement("information", "over_logsumexp", must=must, mode=f"{CHOSEN}{k}")
+        for k, must in ((8, 1.15), (128, 1.5))
     ),
     Requirement("cross-entropy", "memory_over_scores", must=1.01, shapes=_LOGITS),
     Requirement("selective", "vs_copy", must=1.5 / 1.55, op="selective_gradient"),

@@ -55,6 +55,7 @@ INVARIANT_SHAPES = (
     *((rows, columns) for columns in (32000, 50257, 128256, 151936) for rows in (1, 8, 64, 512)),
     (8, 1048576), (64, 1048576),
 )  # fmt: skip
+_LARGEST = ((4096, 131072), (4096, 32768), (64, 151936))  # of which the largest log-probabilities are wanted
 # Experts and k of models in use (Mixtral, OLMoE, DeepSeek-V2 and V3, Kimi K2), and the most.
 _EXPERTS = ((8, 2), (64, 8), (160, 6), (256, 8), (384, 8), (1024, 8), (1024, 32))
 _FP32_EXPERTS = ((64, 8), (128, 8), (256, 8), (512, 8), (512, 32), (1024, 8), (1024, 32))
@@ -287,8 +288,9 @@ SUITES: dict[str, Suite] = {
                 *(
                     replace(case, mode=f"{CHOSEN}{k}")
                     for k in (8, 128)
-                    for case in _cases("topk_log_softmax", (4096, 131072), (4096, 32768), (64, 151936))
+                    for case in _cases("topk_log_softmax", *_LARGEST)
                 ),
+                *_cases("logsumexp", *_LARGEST),
             ),
             ("cute_softmax", "copy", "torch", "torch.compile"),
         ),
