@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import os
 import re
 import subprocess
 import sys
@@ -24,10 +25,11 @@ except ModuleNotFoundError:  # Python 3.10
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = cute_softmax.__version__
+HOME = "https://example.org/somebody/cute_softmax"
 
 
-def run(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+def run(*command: object, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=env)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -37,12 +39,14 @@ def wheel(tmp_path_factory) -> Path:
     """Built from a copy of the sources: setuptools writes into the tree that it builds."""
     source = tmp_path_factory.mktemp("source")
     files = run("git", "-C", ROOT, "ls-files", "-co", "--exclude-standard", "cute_softmax", "layouts")
-    for name in [*files.split(), "pyproject.toml", "README.md", "LICENSE"]:
+    for name in [*files.split(), "pyproject.toml", "setup.py", "README.md", "LICENSE"]:
         if (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     target = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", target, source)
+    environment = os.environ | {"PROJECT_URL": HOME}
+    pip = [sys.executable, "-m", "pip"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", target, source, env=environment)
     (built,) = target.glob("*.whl")
     return built
 
@@ -56,6 +60,15 @@ def clean(wheel, tmp_path_factory) -> Path:
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", site, wheel)
     return python
+
+
+def test_metadata_names_the_home_of_the_project(wheel):
+    """Which a build is told, as the release's workflow does."""
+    metadata = zipfile.ZipFile(wheel).read(f"cute_softmax-{VERSION}.dist-info/METADATA").decode()
+    assert (
+        f"Project-URL: Source, {HOME}\n" in metadata and f"Project-URL: Issues, {HOME}/issues\n" in metadata
+    )
+    assert "PROJECT_URL: ${{ github." in (ROOT / ".github" / "workflows" / "release.yml").read_text()
 
 
 def test_wheel_holds_the_packages_and_nothing_else(wheel):

@@ -209,7 +209,7 @@ def moved_cases() -> list[Case]:
 
 
 def diagonal_cases() -> list[Case]:
-    """Rows of several CTAs, of which some have nothing before the diagonal, and numbers that change what lies beyond."""
+    """Rows of several CTAs, some with nothing before the diagonal, and numbers that change what lies beyond it."""
     rng, found = Random(13), []
     for dtype in (torch.bfloat16, torch.float32):
         # In clusters of 2 to 16, in registers and in shared memory; persistent ones; in parts, held and in chunks.
