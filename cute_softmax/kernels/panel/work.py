@@ -262,8 +262,8 @@ def chunk_of(item: Item, n: Int32) -> Chunk:
 
 
 def chunks_of(item: Item) -> Int32:
-    """How many chunks an item's share has in which something counts."""
-    return ceil_div(larger(item.seen - item.first, 0), item.launch.spec.chunk)
+    """How many chunks of an item's share have something that counts; none where it is 0 or less."""
+    return ceil_div(item.seen - item.first, item.launch.spec.chunk)
 
 
 def places(launch: Launch, i: int, start: Int64, at: Int32) -> list[Int64]:
