@@ -202,7 +202,7 @@ def launch_of(plan: PanelPlan, tidx: np.ndarray | int, rank: int = 0) -> work.La
         shared=None,
         exchanges=0,
         states=0,
-        numbers={},
+        numbers={"offset": plan.problem.length},  # so that all elements count
     )
 
 

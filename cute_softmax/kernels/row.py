@@ -80,9 +80,6 @@ class RowKernel:
         self.staging = Staging(spec, math)
         self.scalars = Scalars(spec, math)
         self.branchless = False  # stores, see `copy.store`
-        # Whether CTAs ask if they have nothing of a row but what lies beyond the diagonal; two gain nothing by it.
-        several = spec.cluster_n > 2 and len(math.outputs) == 1 and not spec.ring
-        self.hides = spec.prologue.causal and several and not (self.scalars.selects or self.scalars.marks)
 
     @cute.jit
     def __call__(
@@ -200,7 +197,7 @@ class RowKernel:
         wait_for_stream(s.early, upto=self.located_first)
         self.begin(launch, Int64(cta))
         if const_expr(not s.persistent):
-            self.tile(first, Int32(0), None)
+            self.take(first, Int32(0), None)
         else:
             if const_expr(s.cluster_n > 1):
                 cute.arch.cluster_wait()
@@ -211,7 +208,7 @@ class RowKernel:
             while tile < tiles:
                 known = coming
                 coming = self.scalars.of_groups(launch, tile + ctas)
-                self.tile(self.rows_of(launch, tile), turn, known)
+                self.take(self.rows_of(launch, tile), turn, known)
                 tile += ctas
                 turn += 1
 
@@ -233,21 +230,22 @@ class RowKernel:
         return row.tXgX[i] if row.tXgX else partition(row, i)
 
     @cute.jit
+    def take(self, rows: list[Row], turn: Int32, known: list | None):
+        """A tile of rows, or of a row of which nothing here counts what is left to do; arguments as of `tile`."""
+        if const_expr(self.spec.hides):
+            if (rows[0].launch.rank > 0) & (rows[0].seen <= 0):
+                self.hide(rows[0], turn, None if known is None else known[0])
+            else:
+                self.tile(rows, turn, known)
+        else:
+            self.tile(rows, turn, known)
+
+    @cute.jit
     def tile(self, rows: list[Row], turn: Int32, known: list | None):
         """One tile of rows, from loading to storing.
 
         rows: `rows_of`; turn: how many tiles this CTA has done before; known: `of_groups`, if they are loaded already.
         """
-        if const_expr(self.hides):
-            if (rows[0].launch.rank > 0) & (rows[0].seen <= 0):
-                self.hide(rows[0], turn, None if known is None else known[0])
-            else:
-                self.work(rows, turn, known)
-        else:
-            self.work(rows, turn, known)
-
-    def work(self, rows: list[Row], turn: Int32, known: list | None):
-        """A tile of which something counts."""
         held = self.hold(rows, known)
         # Before anything is written: a result may take the place of what is chosen.
         chosen = [
@@ -391,7 +389,7 @@ class RowKernel:
         A persistent kernel alternates between two buffers, so that a fast warp never overwrites what a slow one
         still reads: to write a buffer again it must have passed the exchange in between.
         """
-        if const_expr(self.spec.peers > 1 and not self.spec.persistent and stage == 0):
+        if self.spec.peers > 1 and not self.spec.persistent and stage == 0:
             # As late as possible: it waits until all CTAs of the cluster have started.
             cute.arch.cluster_wait()
         which, phase = (turn % 2, turn // 2 % 2) if self.spec.persistent else (0, Int32(0))

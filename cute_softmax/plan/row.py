@@ -207,6 +207,12 @@ class RowClass(ClassBase):
         return not (self.edges or self.prologue.causal)
 
     @property
+    def hides(self) -> bool:
+        """Whether a CTA asks if all it has of a row lies beyond the diagonal: of two CTAs that gains nothing."""
+        apart = self.ring or "index" in self.facts.group_inputs  # results that are stored apart
+        return self.prologue.causal and self.cluster_n > 2 and len(self.facts.outputs) == 1 and not apart
+
+    @property
     def predicate(self) -> Layout:
         """(row of the thread, rows of the copy, step) -> predicate bit: one per vector, stride 0 over rows.
 

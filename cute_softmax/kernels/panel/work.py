@@ -239,21 +239,21 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
     return [column, *outer], Line(column, own > 0, beside, smaller(beside, own + s.overlap), ends)
 
 
-def left(item: Item, at: Int32) -> Int32:
-    """How much of a group there is from this thread's first element of the chunk at `at` on: vector k exists where more
-    than k * down * unit is left."""
-    return select(item.inside, rest(item, at, item.end) - item.short, 0)
+def left(item: Item, at: Int32, end: Int32 | None = None) -> Int32:
+    """How much of a group there is from this thread's first element of the chunk at `at` on, up to `end` if that is not
+    the item's: vector k exists where more than k * down * unit is left."""
+    return select(item.inside, rest(item, at, end) - item.short, 0)
 
 
-def rest(item: Item, at: Int32, end: Int32) -> Int32:
-    """How much there is up to an end, whether or not the thread's groups exist."""
-    return end - at - item.launch.d * item.launch.spec.unit
+def rest(item: Item, at: Int32, end: Int32 | None = None) -> Int32:
+    """`left`, whether or not the thread's groups exist."""
+    return (item.end if end is None else end) - at - item.launch.d * item.launch.spec.unit
 
 
 def chunk_at(item: Item, at: Int32) -> Chunk:
     """The chunk of an item that begins at an element."""
-    wanted, there = item.line.wanted if item.line else item.tail, rest(item, at, item.seen)
-    return Chunk(item.starts, at, select(item.inside, there - item.short, 0), there, wanted)
+    wanted = item.line.wanted if item.line else item.tail
+    return Chunk(item.starts, at, left(item, at, item.seen), rest(item, at, item.seen), wanted)
 
 
 def chunk_of(item: Item, n: Int32) -> Chunk:
