@@ -174,15 +174,15 @@ def test_special_values(shape, dim, launches):
 
 
 @pytest.mark.parametrize(
-    ("n", "dtype", "said"),
+    ("n", "dtype", "said", "function"),
     [
-        (20_001, bf16, "cluster4"),
-        (120_000, fp32, "cluster16_shared"),
-        pytest.param(1_000_000, bf16, "persistent", marks=pytest.mark.long),
-        pytest.param(1_200_000, bf16, "exchange_streaming", marks=pytest.mark.long),
+        (20_001, bf16, "cluster4", "softmax"),
+        (120_000, fp32, "cluster16_shared", "softmax"),
+        (120_000, fp32, "cluster16_shared", "log_softmax"),
+        pytest.param(1_000_000, bf16, "persistent", "softmax", marks=pytest.mark.long),
+        pytest.param(1_200_000, bf16, "exchange_streaming", "log_softmax", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_beyond_the_diagonal(n, dtype, said, function, launches, monkeypatch):
     """Rows of several CTAs: most have nothing before the diagonal. What does not count may be NaN nevertheless."""
     device = replace(H200, multiprocessors=8)  # for which five rows are many
@@ -339,6 +339,20 @@ def test_parts_that_are_given_up(columns, launches, monkeypatch):
     monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
     x = made((20000, columns), bf16)
     assert close(c.softmax(x, 0), torch.softmax(x.double(), 0))
+
+
+@pytest.mark.long
+def test_parts_before_a_diagonal_that_are_given_up(launches, monkeypatch):
+    """Others store what lies beyond it, too, be it NaN or 0."""
+    monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
+    device = replace(H200, multiprocessors=8)
+    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: device)
+    x = made((3, 1_200_003), bf16)
+    x[1, 0] = float("nan")
+    exact = x.double().masked_fill(~torch.ones(x.shape, dtype=torch.bool).tril(50_000), -INF)
+    assert close(c.softmax(x, -1, causal=50_000), torch.softmax(exact, -1))
+    (work,) = launches
+    assert work.plan.parts > 1 and work.plan.kernel.hides and work.plan.kernel.streaming
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Where a library is not installed, a stand-in has the names and signatures that i
 """
 
 import importlib.util
+import inspect
 import math
 import sys
 from types import ModuleType
@@ -227,11 +228,22 @@ def test_the_loss_of_a_causal_model(shifted, items, dtype, launched):
         assert softmax.dtypes[0] is dtype
 
 
-def test_a_patch_of_flashinfer_is_everywhere_and_taken_back(monkeypatch):
+@pytest.fixture
+def flashinfer(monkeypatch) -> ModuleType:
+    """flashinfer.sampling."""
+    if is_installed("flashinfer"):
+        return importlib.import_module("flashinfer.sampling")
+
     def softmax(logits, temperature=None, enable_pdl=None): ...
 
-    home = stand_in(monkeypatch, "flashinfer.sampling", softmax=softmax)
+    return stand_in(monkeypatch, "flashinfer.sampling", softmax=softmax)
+
+
+def test_a_patch_of_flashinfer_is_everywhere_and_taken_back(flashinfer, monkeypatch):
+    home, softmax = flashinfer, flashinfer.softmax
     user = module(monkeypatch, "flashinfer.user_of_a_test", softmax=softmax)
+    theirs, ours = (inspect.signature(f).parameters for f in (softmax, sampling.softmax))
+    assert [(p.name, p.default) for p in theirs.values()] == [(p.name, p.default) for p in ours.values()][:3]
     with integrations.patch_flashinfer():
         assert home.softmax is user.softmax is sampling.softmax
         assert torch.allclose(home.softmax(torch.ones(2, 4), 0.5), torch.full((2, 4), 0.25))
