@@ -117,7 +117,8 @@ def _times(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
 def draw(*found: Results) -> Figure:
     """The figure of a results file, or of several with the same providers, one below the other."""
     every = [_primary(results) for results in found]
-    width = max(6.5, 1.5 + 0.75 * max(map(len, every)))
+    letters = max(len(line) for chosen in every for label in _ticks(chosen) for line in label.split("\n"))
+    width = max(6.5, 1.5 + max(0.75, 0.09 * letters) * max(map(len, every)))
     figure = Figure(figsize=(width, 3.8 * len(found)), layout="constrained")
     panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
     for results, chosen, axes in zip(found, every, panels, strict=True):
