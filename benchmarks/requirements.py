@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from . import sharded_judge
 from .cases import (
@@ -98,22 +99,23 @@ def _behind(at: Cells, case: Case) -> float | None:
     return None if best is None or us is None else us / at(case)[best]["us"] - 1
 
 
-def _over_op(op: str) -> Callable[[Cells, Case], float | None]:
+def _over(other: Callable[[Case], Case]) -> Callable[[Cells, Case], float | None]:
+    """Our time of a case over that of another one."""
+
     def value(at: Cells, case: Case) -> float | None:
-        ours, theirs = _us(at, case), _us(at, replace(case, op=op, mode=""))
-        return None if ours is None or theirs is None else ours / theirs
+        ours, others = _us(at, case), _us(at, other(case))
+        return None if ours is None or others is None else ours / others
 
     return value
 
 
-def _over_unmasked(at: Cells, case: Case) -> float | None:
-    us, whole = _us(at, case), _us(at, replace(case, mode=case.mode.removesuffix(AND_CAUSAL)))
-    return None if us is None or whole is None else us / whole
+def _plain(case: Case, **changes: str) -> Case:
+    """A case outside of its mode."""
+    return replace(case, mode="", **changes)
 
 
-def _over_plain(at: Cells, case: Case) -> float | None:
-    us, plain = _us(at, case), _us(at, replace(case, mode=""))
-    return None if us is None or plain is None else us / plain
+def _unmasked(case: Case) -> Case:
+    return replace(case, mode=case.mode.removesuffix(AND_CAUSAL))
 
 
 def _over_provider(provider: str, key: str) -> Callable[[Cells, Case], float | None]:
@@ -135,8 +137,12 @@ METRICS = {
     ),
     "vs_copy": Metric("ratio to copy", _ours("vs_copy"), True),
     "behind_peer": Metric("time over the best peer's", _behind, False, "{:+.1%}".format),
-    "over_softmax": Metric("time over softmax's own", _over_op("softmax"), False, "{:.2f}".format),
-    "over_logsumexp": Metric("time over logsumexp's own", _over_op("logsumexp"), False, "{:.2f}".format),
+    "over_softmax": Metric(
+        "time over softmax's own", _over(partial(_plain, op="softmax")), False, "{:.2f}".format
+    ),
+    "over_logsumexp": Metric(
+        "time over logsumexp's own", _over(partial(_plain, op="logsumexp")), False, "{:.2f}".format
+    ),
     "vs_torch": Metric("host time over torch's", _ours("vs_torch"), False, "{:.2f}".format),
     "over_torch": Metric("time over torch's", _over_provider("torch", "us"), False, "{:.2f}".format),
     "memory_over_torch": Metric(
@@ -146,8 +152,8 @@ METRICS = {
     "over_quack": Metric(
         "time over QuACK's and a product's", _over_provider("quack", "us"), False, "{:.2f}".format
     ),
-    "over_unmasked": Metric("time over its own without a mask", _over_unmasked, False, "{:.2f}".format),
-    "over_plain": Metric("time over its own outside the mode", _over_plain, False, "{:.2f}".format),
+    "over_unmasked": Metric("time over its own without a mask", _over(_unmasked), False, "{:.2f}".format),
+    "over_plain": Metric("time over its own outside the mode", _over(_plain), False, "{:.2f}".format),
     "us": Metric("time", _us, False, format_time),
 }
 

@@ -32,6 +32,13 @@ def launches(monkeypatch, tmp_path):
     return emulated.install(monkeypatch, tmp_path)
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """A GPU for which a few rows are many."""
+    device = replace(H200, multiprocessors=8)
+    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: device)
+
+
 def made(shape, dtype, seed=0, scale=3.0) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
@@ -183,10 +190,8 @@ def test_special_values(shape, dim, launches):
         pytest.param(1_200_000, bf16, "exchange_streaming", "log_softmax", marks=pytest.mark.long),
     ],
 )
-def test_beyond_the_diagonal(n, dtype, said, function, launches, monkeypatch):
+def test_beyond_the_diagonal(n, dtype, said, function, launches, small):
     """Rows of several CTAs: most have nothing before the diagonal. What does not count may be NaN nevertheless."""
-    device = replace(H200, multiprocessors=8)  # for which five rows are many
-    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: device)
     x, ours, torchs = made((5, n), dtype), getattr(c, function), getattr(torch, function)
     x[1, 0], x[4, :2] = float("nan"), -INF
     plan = launch.call_of("softmax", (x, x), (1,)).plan
@@ -342,11 +347,9 @@ def test_parts_that_are_given_up(columns, launches, monkeypatch):
 
 
 @pytest.mark.long
-def test_parts_before_a_diagonal_that_are_given_up(launches, monkeypatch):
+def test_parts_before_a_diagonal_that_are_given_up(launches, small, monkeypatch):
     """Others store what lies beyond it, too, be it NaN or 0."""
     monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
-    device = replace(H200, multiprocessors=8)
-    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: device)
     x = made((3, 1_200_003), bf16)
     x[1, 0] = float("nan")
     exact = x.double().masked_fill(~torch.ones(x.shape, dtype=torch.bool).tril(50_000), -INF)

@@ -414,7 +414,7 @@ class RowKernel:
         numbers = self.scalars.numbers(row.launch, self.scalars.of_group(row) if known is None else known)
         nothing.append(Given(numbers, [Int32(0)], [Boolean(False)]))
         math, states = self.math.for_row(nothing), []
-        ordinary = self.hidden(math, nothing, tuple(Float32(1.0) for _ in math.whole.identity))
+        ordinary = self.hidden(math, nothing, math.ordinary)
         self.fill(row, ordinary)
         for stage in cutlass.range_constexpr(len(math.reductions)):
             op = math.reductions[stage]

@@ -50,6 +50,11 @@ class RowMath:
     together = False
     maximum_first = False
 
+    @property
+    def ordinary(self) -> tuple[Float32, ...]:
+        """A state of `whole` with which all results are what they mostly are: that of nothing may make them NaN."""
+        return tuple(Float32(1.0) for _ in self.whole.identity)
+
     def for_row(self, values: list) -> "RowMath":
         """The math of the row of these values, where it depends on them."""
         return self

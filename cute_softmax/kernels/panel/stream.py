@@ -13,7 +13,7 @@ Each visit of a chunk begins one group of copies and waits for the one `buffers`
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 
 from ..common.index import select
 from ..maths.slots import nothing
@@ -35,10 +35,9 @@ class Stream(Schedule):
             item = self.scores.known(item_of(launch, i))
             chunks, rE = chunks_of(item), self.scalars.loaded(item)
             held = self.absorb_all(item, chunks, turn, rE)
-            # Before the states are known, which seldom matter here.
-            ordinary = [tuple(Float32(1.0) for _ in self.math.whole.identity)]
             if const_expr(s.hides and outputs):
-                self.chunks.hide(item, self.chunks.hidden(item, ordinary))
+                # Before the states are known, which seldom matter here.
+                self.chunks.hide(item, self.chunks.hidden(item, [self.math.ordinary]))
             mine = self.merge.reduce_states(item, held)
             if const_expr(s.cluster_n > 1):
                 mine = self.merge.across_cluster(item, mine)
@@ -62,7 +61,7 @@ class Stream(Schedule):
                 self.scalars.finish(item, rE, states, merged)
                 if const_expr(s.hides):
                     number = self.chunks.hidden(item, states)
-                    if (merged != 0) & (number != self.chunks.hidden(item, ordinary)):
+                    if (merged != 0) & (number != self.chunks.hidden(item, [self.math.ordinary])):
                         self.chunks.hide(item, number)
                 turn = self.finish_all(item, following, chunks, coming, turn, states, merged)
         if const_expr(s.exchange and outputs):

@@ -242,12 +242,12 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
 def left(item: Item, at: Int32, end: Int32 | None = None) -> Int32:
     """How much of a group there is from this thread's first element of the chunk at `at` on, up to `end` if that is not
     the item's: vector k exists where more than k * down * unit is left."""
-    return select(item.inside, rest(item, at, end) - item.short, 0)
+    return select(item.inside, rest(item, at, item.end if end is None else end) - item.short, 0)
 
 
-def rest(item: Item, at: Int32, end: Int32 | None = None) -> Int32:
+def rest(item: Item, at: Int32, end: Int32) -> Int32:
     """`left`, whether or not the thread's groups exist."""
-    return (item.end if end is None else end) - at - item.launch.d * item.launch.spec.unit
+    return end - at - item.launch.d * item.launch.spec.unit
 
 
 def chunk_at(item: Item, at: Int32) -> Chunk:
