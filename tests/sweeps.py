@@ -12,7 +12,7 @@ from checking import DTYPES, Guarded, check_backward, check_reduction, check_sof
 from families import Case
 from remembered import forget_calls
 
-from cute_softmax.plan import MATHS, panel, panel_configs
+from cute_softmax.plan import MATHS, Prologue, panel, panel_configs
 from cute_softmax.plan.catalogue import operand_dtypes
 from cute_softmax.runtime.launch import Work
 
@@ -44,7 +44,8 @@ def forced(monkeypatch) -> None:
 class Columns:
     """A math over the middle dimension of contiguous tensors.
 
-    shape: (matrices, rows, columns); dtype: of all full tensors, "fp32" of the result if `wide`.
+    shape: (matrices, rows, columns); dtype: of all full tensors, "fp32" of the result if `wide`. scale: of the
+    scores, a number, with a factor of 2 on the results of a softmax.
     """
 
     math: str
@@ -52,6 +53,13 @@ class Columns:
     dtype: str
     wide: bool = False
     in_place: bool = False
+    scale: float | None = None
+
+    @property
+    def case(self) -> dict[str, float]:
+        """What a `families.Case` says of the scale."""
+        alpha = {"alpha": 2.0} if self.math.startswith("softmax") else {}
+        return {} if self.scale is None else {"scale": self.scale, **alpha}
 
     @property
     def dtypes(self) -> list[torch.dtype]:
@@ -80,11 +88,21 @@ class Columns:
 
     def work(self, tensors: list[torch.Tensor]) -> Work:
         """The launch."""
-        return Work(self.math, tuple(t.expand(self.shape) for t in tensors), (1,))
+        tensors, case = tuple(t.expand(self.shape) for t in tensors), self.case
+        numbers = [*case.values()]
+        if self.math.endswith("_backward") and "alpha" in case:
+            numbers[1] = 1 / case["alpha"]
+        return Work(self.math, tensors, (1,), True, Prologue(**dict.fromkeys(case, "number")), numbers)
 
     def check(self, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Raise AssertionError on a wrong result."""
-        if self.math in ("amax", "sum", "logsumexp"):
+        if self.scale is not None:
+            along = [t.expand(self.shape).movedim(1, -1) for t in results]
+            whole = self.math not in ("logsumexp", "entropy")
+            Case(self.math, *[t.movedim(1, -1) for t in inputs], dtype=results[0].dtype, **self.case).check(
+                along if whole else [t[..., 0] for t in along]
+            )
+        elif self.math in ("amax", "sum", "logsumexp"):
             check_reduction(self.math, results[0].flatten(), inputs[0], 1)
         elif self.math == "softmax":
             check_softmax(results[0], inputs[0], 1)
@@ -115,3 +133,5 @@ def calls(dtype: str) -> Iterator[Columns]:
             outputs = MATHS[name, True].outputs
             wide = bool(outputs) and dtype != "fp32" and (i + j) % 3 == 1
             yield Columns(name, shape, dtype, wide, bool(outputs) and (i + j) % 3 == 2)
+            if name not in ("amax", "sum") and (i + j) % 2:
+                yield Columns(name, shape, dtype, wide, scale=(0.5, -2.0, 0.0)[i % 3])

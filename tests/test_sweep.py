@@ -217,7 +217,7 @@ EMULATED = [one for k, dtype in enumerate(("bf16", "fp32", "fp16")) for one in [
     "one", EMULATED, ids=lambda one: f"{one.math}-{one.dtype}-{'x'.join(map(str, one.shape))}"
 )
 def test_emulated(one: Columns, launches):
-    one.run(lambda work: run(work.math, work.tensors, work.dims))
+    one.run(lambda work: run(*work))
     assert launches[0].plan.movement == "sweep"
 
 
@@ -225,6 +225,6 @@ def test_emulated(one: Columns, launches):
 def test_many_lines_of_a_thread(name, launches, monkeypatch):
     """Of which it takes several times as many as it loads at once, in each turn."""
     monkeypatch.setattr(sweep_plans, "_cut", lambda c, length, outer, columns, unit, dense, device: (unit, 1))
-    Columns(name, (1, 859, 11), "bf16").run(lambda work: run(work.math, work.tensors, work.dims))
+    Columns(name, (1, 859, 11), "bf16").run(lambda work: run(*work))
     (work,) = launches
     assert work.plan.share >= 3 * TURNS * work.plan.kernel.steps and work.plan.rest

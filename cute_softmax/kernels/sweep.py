@@ -46,13 +46,14 @@ from .common.early import begins_early, wait_for_stream
 from .common.index import ceil_div, larger, select, smaller, wide
 from .common.reduce import tree
 from .maths.maths import RowMath
+from .maths.scores import floats
 from .maths.slots import absorb, nothing
 
 
 @dataclass(frozen=True)
 class Launch:
     """The numbers of `SweepPlan.arguments`, addresses of the parts' states and of those of columns, and the tensors,
-    whose two strides are those of `SweepPlan.operand_strides`."""
+    whose two strides are those of `SweepPlan.operand_strides`. numbers: of the prologue, by name."""
 
     columns: Int32
     abreast: Int32
@@ -63,6 +64,7 @@ class Launch:
     share: Int32
     of_parts: Int64
     of_columns: Int64
+    numbers: dict[str, Float32]
     mX: list[GlobalTensor]
 
     @property
@@ -145,7 +147,8 @@ class SweepKernel:
 
         outer: matrices; columns: of each; abreast: rows of a line; lines: whole ones; rest: elements of the one behind
         them; panels: of a line; parts: of the lines; share: lines of a part; found: bytes from the address of the
-        scratch memory to the states of columns; operands: of each the address and two strides, see `SweepPlan`.
+        scratch memory to the states of columns; operands: the numbers of the prologue (by their bits), then of each
+        operand the address and two strides, see `SweepPlan`.
         """
         s = self.spec
         numbers = (columns, abreast, lines, rest, panels, parts, share, scratch, scratch + found)
@@ -168,7 +171,9 @@ class SweepKernel:
 
     def launch_of(self, numbers: tuple, operands: tuple) -> Launch:
         """What a thread knows of its launch."""
-        return Launch(*numbers, global_tensors(self.dtypes, operands, 1, 1))
+        prologue, names = self.spec.prologue, self.spec.prologue.numbers
+        given = floats(prologue, dict(zip(names, operands[: len(names)], strict=True)))
+        return Launch(*numbers, given, global_tensors(self.dtypes, operands[len(names) :], 1, 1))
 
     def thread_column(self) -> Int32:
         """A thread's first column of a panel."""
@@ -196,13 +201,31 @@ class SweepKernel:
         rS = nothing(self.math, s.vector, self.words)
         batches = larger(item.end - item.first, 0) // s.steps
         for b in cutlass.range(batches, unroll=1):
-            self.absorb(rS, self.loaded(launch, item, item.first + b * s.steps, hint))
+            lines = self.loaded(launch, item, item.first + b * s.steps, hint)
+            self.absorb(rS, [self.elements(launch, vectors) for vectors in lines], lines)
         line = item.first + batches * s.steps
         if line < item.end:
-            self.absorb(rS, self.padded(self.loaded(launch, item, line, hint, item.end), line, item.end))
+            lines = self.padded(self.loaded(launch, item, line, hint, item.end), line, item.end)
+            elements = [
+                self.elements(launch, x, [line + u < item.end] * s.vector) for u, x in enumerate(lines)
+            ]
+            self.absorb(rS, elements, lines)
         if item.last & (item.column < launch.rest):
-            self.absorb(rS, [self.rest(launch, item)])
+            vectors = self.rest(launch, item)
+            exist = [item.column + v < launch.rest for v in range(s.vector)]
+            self.absorb(rS, [self.elements(launch, vectors, exist)], [vectors])
         return rS
+
+    def elements(
+        self, launch: Launch, vectors: Sequence[cute.Tensor], exist: Sequence[Boolean] | None = None
+    ) -> list[tuple[Float32, ...]]:
+        """What the math takes of a vector of each input: an element of each. exist: whether there are these
+        elements, or padding."""
+        found = zip(*map(unpack, vectors), strict=True)
+        if not self.spec.prologue:
+            return list(found)
+        scale, exist = launch.numbers.get("scale"), exist or [None] * self.spec.vector
+        return [self.math.elements(e, scale, exists) for e, exists in zip(found, exist, strict=True)]
 
     def vector(self, launch: Launch, item: Item, i: int, line: Int32) -> cute.Tensor:
         """gX: this thread's vector of a line of operand i."""
@@ -252,13 +275,15 @@ class SweepKernel:
             found.append(rX)
         return found
 
-    def absorb(self, rS: cute.Tensor, lines: list[list[cute.Tensor]]) -> None:
-        """Fold lines into the states of this thread's columns, (number, column)."""
+    def absorb(
+        self, rS: cute.Tensor, elements: list[list[tuple[Float32, ...]]], lines: list[list[cute.Tensor]]
+    ) -> None:
+        """Fold lines into the states of this thread's columns, (number, column). elements: of the vectors of lines."""
         math, columns = self.math, range(self.spec.vector)
-        elements = [elements_of(vectors) for vectors in lines]
+        packed = self.dtypes[0] in PACKED_MAX and len(columns) > 1 and not self.spec.prologue
 
         def totals(stage: int, carry: list[tuple]) -> list[Float32]:
-            if math.maximum_first and stage == 0 and self.dtypes[0] in PACKED_MAX and len(columns) > 1:
+            if math.maximum_first and stage == 0 and packed:
                 words = [cute.recast_tensor(rX, Uint32) for rX, *_ in lines]
                 pairs = ([w[j] for w in words] for j in range(len(columns) // 2))
                 return packed_maxima(self.dtypes[0], pairs)
@@ -368,11 +393,14 @@ class SweepKernel:
             found.append(self.numbers_at(launch.of_columns, wide(item.matrix) * launch.columns + column))
         return found
 
-    def worked_out(self, vectors: Sequence[cute.Tensor], states: list[tuple[Float32, ...]]) -> cute.Tensor:
+    def worked_out(
+        self, launch: Launch, vectors: Sequence[cute.Tensor], states: list[tuple[Float32, ...]]
+    ) -> cute.Tensor:
         """rY: the results of the vectors of a line."""
-        elements = zip(elements_of(vectors), states, strict=True)
+        elements = zip(self.elements(launch, vectors), states, strict=True)
+        given = [launch.numbers.get(name) for name in ("scale", "alpha")] if self.spec.prologue else []
         rY = cute.make_rmem_tensor(self.spec.vector, self.dtypes[len(self.inputs)])
-        pack((self.math.result(e, state) for e, state in elements), rY)
+        pack((self.math.result(e, state, *given) for e, state in elements), rY)
         return rY
 
     def finish(
@@ -387,12 +415,14 @@ class SweepKernel:
         """Store the results of lines from one on, up to `end` if that comes first."""
         for u, vectors in enumerate(lines):
             gY = self.vector(launch, item, len(self.inputs), line + u)
-            store(self.worked_out(vectors, states), gY, exists=None if end is None else line + u < end)
+            store(
+                self.worked_out(launch, vectors, states), gY, exists=None if end is None else line + u < end
+            )
 
     @cute.jit
     def finish_rest(self, launch: Launch, item: Item, states: list[tuple[Float32, ...]]):
         """Store the results of the line behind the whole ones."""
-        rY = self.worked_out(self.rest(launch, item), states)
+        rY = self.worked_out(launch, self.rest(launch, item), states)
         gY = self.vector(launch, item, len(self.inputs), launch.lines)
         if item.column + self.spec.vector <= launch.rest:
             store(rY, gY)
@@ -400,8 +430,3 @@ class SweepKernel:
             for v in cutlass.range_constexpr(self.spec.vector):
                 if item.column + v < launch.rest:
                     gY[v] = rY[v]
-
-
-def elements_of(vectors: Sequence[cute.Tensor]) -> list[tuple[Float32, ...]]:
-    """What a math takes of a vector of each input: an element of each."""
-    return list(zip(*map(unpack, vectors), strict=True))

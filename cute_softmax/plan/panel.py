@@ -50,7 +50,7 @@ def plan_panel(
 
 def _swept(g: Groups) -> SweepPlan | None:
     """The plan of columns in two passes; None where they are too few or too short, or panels are faster."""
-    if g.orientation != "column" or g.prologue or g.invariant:
+    if g.orientation != "column" or not g.prologue.multiplies or g.invariant:
         return None
     off_vectors = g.shifted or g.vector < g.widest
     if not g.facts.outputs:
@@ -65,7 +65,7 @@ def _swept(g: Groups) -> SweepPlan | None:
     elements = g.problem.length * g.problem.groups * len(g.facts.main)
     if g.problem.length < least.length or elements < least.elements or row < least.row:
         return None
-    return plan_sweep(g.math, g.problem, g.device)
+    return plan_sweep(g.math, g.problem, g.device, g.prologue)
 
 
 def _held(g: Groups) -> PanelPlan | None:

@@ -166,6 +166,11 @@ class Prologue:
         return bool(self.scale or self.mask) and not (self.softcap or self.bias or self.causal)
 
     @property
+    def multiplies(self) -> bool:
+        """Whether numbers that scores and results are multiplied by are all it has, if it has any."""
+        return replace(self, scale="", alpha="") == NO_PROLOGUE and "groups" not in (self.scale, self.alpha)
+
+    @property
     def of_rows(self) -> bool:
         """Whether movements of rows alone have it all."""
         parts = (

@@ -11,10 +11,10 @@ from layouts.algebra import Layout
 
 from .base import ClassBase, PlanBase, counted
 from .hardware import Device
-from .maths import CACHE_LINE, Math, math_of
+from .maths import CACHE_LINE, Math
 from .modes import rows_of_vectors
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
-from .prologue import NO_PROLOGUE, Prologue
+from .prologue import NO_PROLOGUE, Prologue, facts_of
 
 THREADS, CTAS_AN_SM = 256, 2
 LOADED_BYTES = 128  # that a thread loads at a time, of all inputs; half of it where states have three numbers
@@ -35,11 +35,10 @@ class SweepClass(ClassBase):
     """What is compiled for the sweep movement, three kernels, as plain numbers; see `kernels.sweep`.
 
     dtypes: of the math's operands; vector: elements of an access to the full ones; steps: lines that a thread loads at
-    a time.
+    a time. prologue: one that `multiplies`, and nothing else.
     """
 
     movement: ClassVar[str] = "sweep"
-    prologue: ClassVar[Prologue] = NO_PROLOGUE
     online: ClassVar[bool] = False
     keep: ClassVar[bool] = False
     part: ClassVar[int] = 2
@@ -53,10 +52,11 @@ class SweepClass(ClassBase):
     dtypes: tuple[str, ...]
     vector: int
     steps: int
+    prologue: Prologue = NO_PROLOGUE
 
     @property
     def facts(self) -> Math:
-        return math_of(self.math, True)
+        return facts_of(self.math, True, self.prologue)
 
     @property
     def access(self) -> tuple[int, ...]:
@@ -80,13 +80,14 @@ class SweepClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """The numbers of `SweepPlan.arguments` and the scratch memory; of each operand its address and two strides."""
-        return "i" * 8 + "ll" + "lll" * len(self.dtypes)
+        """The numbers of `SweepPlan.arguments`, the scratch memory and the prologue's numbers; of each operand its
+        address and two strides."""
+        return "i" * 8 + "l" * (2 + len(self.prologue.numbers)) + "lll" * len(self.dtypes)
 
     @property
     def name(self) -> str:
         """A readable name, unique among classes of one math, dtypes and architecture."""
-        return f"sweep{self.threads}x{self.steps}x{self.vector}"
+        return "_".join(filter(None, (f"sweep{self.threads}x{self.steps}x{self.vector}", self.prologue.name)))
 
     # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
 
@@ -202,6 +203,7 @@ class SweepPlan(PlanBase):
                 f"  movement   sweep: lines of {counted(self.abreast, 'row')} of {columns}; class {c.name}",
                 f"  threads    {c.threads} per CTA, side by side over {c.columns} columns of a line",
                 f"  thread     a vector of {counted(c.vector, 'element')} of each line, {c.steps} lines at a time",
+                *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
                 f"  parts      {self.parts} of {counted(self.share, 'line')}, for {counted(self.panels, 'panel')}; "
                 f"{self.scratch / 1e6:.1f} MB of states",
                 f"  grid       {' + '.join(map(str, self.grids))} CTAs of {len(self.grids)} kernels",
@@ -210,10 +212,12 @@ class SweepPlan(PlanBase):
         )
 
 
-def plan_sweep(math_name: str, problem: Problem, device: Device) -> SweepPlan | None:
+def plan_sweep(
+    math_name: str, problem: Problem, device: Device, prologue: Prologue = NO_PROLOGUE
+) -> SweepPlan | None:
     """The plan of columns in two passes; None where rows of memory, or lines of as many as make whole vectors, are not
     contiguous vectors."""
-    facts, found = math_of(math_name, True), _modes(problem)
+    facts, found = facts_of(math_name, True, prologue), _modes(problem)
     if found is None or facts.group_inputs:
         return None
     outer, reduced, inner = found
@@ -229,6 +233,7 @@ def plan_sweep(math_name: str, problem: Problem, device: Device) -> SweepPlan | 
         dtypes=problem.dtypes,
         vector=vector,
         steps=loaded // sum(vector * size[i] for i in range(len(facts.inputs))),
+        prologue=prologue,
     )
     dense = unit > 1 or all(reduced.strides[i] == inner.size for i in facts.main)
     abreast, parts = _cut(c, problem.length, outer.size, inner.size, unit, dense, device)

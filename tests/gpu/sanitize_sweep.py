@@ -24,7 +24,7 @@ def check(one: sweeps.Columns) -> float:
     work = one.work(copies)
     with pytest.MonkeyPatch.context() as patch:
         sweeps.forced(patch)
-        seconds = timed(lambda: launch.run(work.math, work.tensors, work.dims))
+        seconds = timed(lambda: launch.run(*work))
     one.check(inputs, [received(b, copy) for b, copy in zip(buffers[full:], copies[full:], strict=True)])
     return seconds
 

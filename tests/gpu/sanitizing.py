@@ -25,9 +25,12 @@ class Job(NamedTuple):
 
 
 def sent(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the device that lies in a copy of all of the storage as the tensor does in its own."""
-    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    return whole.to("cuda").as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    """A copy on the device that lies in a copy of all of the storage as the tensor does in its own, filled up to a
+    whole word: for the sanitizer a copy of a part of a word (cp.async with a size) is one of all of it."""
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    memory = torch.empty(-(-whole.numel() // 4) * 4, dtype=torch.uint8, device="cuda")
+    memory[: whole.numel()].copy_(whole)
+    return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def received(guarded: Guarded, copy: torch.Tensor, written: bool = True) -> torch.Tensor:
@@ -36,7 +39,7 @@ def received(guarded: Guarded, copy: torch.Tensor, written: bool = True) -> torc
     Raises AssertionError if anything around them was written, or, with `written`, not all of them.
     """
     whole = torch.empty(0, dtype=guarded.bits.dtype, device=copy.device).set_(copy.untyped_storage())
-    guarded.bits.copy_(whole.cpu())
+    guarded.bits.copy_(whole[: guarded.bits.numel()].cpu())
     guarded.check(written)
     return guarded.tensor
 

@@ -41,7 +41,7 @@ def built_ahead():
 def test_every_call(one, forced):
     def launched(work):
         assert work.plan(launch.device_facts(0), one.in_place).movement == "sweep"
-        launch.run(work.math, work.tensors, work.dims)
+        launch.run(*work)
 
     one.run(launched)
 
