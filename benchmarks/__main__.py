@@ -24,12 +24,12 @@ from pathlib import Path
 from layouts.arguments import Parser
 
 from . import console, report, results
-from .cases import ITEM_BYTES, LADDER, PROVIDERS, TRL, Suite, labels, parse_shape
+from .cases import ITEM_BYTES, LADDER, PROVIDERS, SPECIALISTS, Suite, labels, parse_shape
 from .parsers import PARSERS, add_save
 from .suites import SUITES
 
 _COMMANDS = (*PARSERS, "table", "plot", "check")
-_EVERY = (*PROVIDERS, *TRL, *LADDER)
+_EVERY = (*PROVIDERS, *SPECIALISTS, *LADDER)
 LISTED = 8  # cases of a suite that the list names
 
 

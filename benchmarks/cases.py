@@ -18,7 +18,7 @@ STREAMS = {
     "logsumexp": 1, "amax": 1, "sum": 1, "selective_log_softmax": 1, "selective_gradient": 3,
     "cross_entropy": 2, "topk_softmax": 1, "topk_gradient": 3, "topk_log_softmax": 1,
     "entropy": 1, "entropy_gradient": 3, "kl_div": 2, "kl_div_gradient": 5,
-    "softmax_matmul": 1, "softmax_matmul_backward": 2,
+    "softmax_matmul": 1, "softmax_matmul_backward": 2, "sampling": 2,
 }  # fmt: skip
 # Operations that keep one value of each row: they write next to nothing.
 REDUCTIONS = ("logsumexp", "amax", "sum")
@@ -68,7 +68,9 @@ class Case:
 
     @property
     def result(self) -> str:
-        """The element type of the result, from the mode "to fp32"."""
+        """The element type of the result, from the mode "to fp32"; of probabilities to sample from always that."""
+        if self.op == "sampling":
+            return "fp32"
         return self.mode.removeprefix(TO) if self.mode.startswith(TO) else self.dtype
 
     @property
@@ -170,8 +172,9 @@ NAIVE, RUNGS = "naive", tuple(f"rung{i}" for i in range(1, 8))
 LADDER = (NAIVE, *RUNGS)
 # The yardstick ("copy") is no peer, and neither are we.
 PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
-# Peers of one operation: TRL's own kernel, and its form written anew from its description, see `fused`.
-TRL = ("trl", "trl-form")
+# Peers of one operation: TRL's own kernel, and its form written anew from its description, see `fused`; FlashInfer.
+TRL, FLASHINFER = ("trl", "trl-form"), "flashinfer"
+SPECIALISTS = (*TRL, FLASHINFER)
 # Modes of softmax_matmul: columns of the values, and whether it is causal, or made of row statistics and a product.
 DEPTH, AND_CAUSAL, TWO_STEPS = "D = ", ", causal", ", statistics first"
 FEW_ROWS = 64
@@ -188,6 +191,8 @@ CHOSEN, RENORMALIZED = "k = ", ", renormalized"
 TO = "to "
 # Of chosen log-probabilities: that of each row plus its entropy.
 WITH_ENTROPY = "with entropy"
+# Of probabilities to sample from: the temperature of all rows, or a tensor of them.
+TEMPERATURE, T_A_ROW = "T = ", "one T a row"
 # Of cross_entropy.
 SMOOTHED, CAPPED, RECOMPUTED = "label smoothing", "softcap", "recomputed"
 # Of masked_softmax: a scale alone, or with a causal mask, or with a mask of the scores' own shape, of one row, of one

@@ -45,6 +45,11 @@ class Copy:
     def masked_softmax(self, case: Case) -> Call:
         return masked.copied(case)
 
+    def sampling(self, case: Case) -> Call:
+        if case.result != case.dtype:
+            return CopyOfAsManyBytes(case.traffic)
+        return lambda logits, temperature=None: torch.empty_like(logits).copy_(logits)
+
     def selective_log_softmax(self, case: Case) -> Call:
         return lambda logits, tokens, upstream: torch.sum(logits, -1)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import gradients, information, losses, masked, routers, selective
+from . import gradients, information, losses, masked, routers, sampling, selective
 from .cases import AND_CAUSAL, GROUP_BIAS, ITEM_BYTES, REDUCTIONS, SLICE, TRANSPOSED, WITH_ENTROPY, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -155,6 +155,24 @@ def _check_masked_softmax(case: Case, inputs: tuple[Tensor, ...], y: Tensor) -> 
 def _masked_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
     beside = masked.beside(case, device)
     return (_normal(case, device, seed=1), *([] if beside is None else [beside]))
+
+
+def _sampling_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    found = sampling.temperatures(case, device)
+    return (_normal(case, device, seed=1), *([] if found is None else [found]))
+
+
+def _check_sampling(case: Case, inputs: tuple[Tensor, ...], y: Tensor) -> float:
+    _same_form(case, y)
+    expected = sampling.called(case, sampling.expected)
+
+    def errors() -> Iterator[float]:
+        logits, *others = inputs
+        for x, got, *columns in _pieces(case.dim, logits, y, *(t.unsqueeze(-1) for t in others)):
+            want = expected(x, *(t.squeeze(-1) for t in columns))
+            yield _largest_error(got.double(), want, want, case.result)
+
+    return _judge(_worst(errors()), y, TOLERANCE[case.result])
 
 
 def _check_log_softmax(case: Case, inputs: tuple[Tensor, ...], y: Tensor) -> float:
@@ -443,6 +461,7 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
         ("entropy_gradient", "kl_div_gradient"), Operation(_information_inputs, _check_information_gradient)
     ),
+    "sampling": Operation(_sampling_inputs, _check_sampling),
     "masked_softmax": Operation(_masked_inputs, _check_masked_softmax),
     "softmax_matmul": Operation(_product_inputs, _check_product),
     "softmax_matmul_backward": Operation(_gradient_inputs, _check_gradients),

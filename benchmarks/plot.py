@@ -29,6 +29,7 @@ _STYLE: dict[str, dict[str, str]] = {
     "cudnn": {"color": "#E69F00", "marker": "P"},
     "trl": {"color": "#999933", "marker": "*"},
     "trl-form": {"color": "#F0E442", "marker": "X"},
+    "flashinfer": {"color": "#8B5A2B", "marker": "h"},
     # The ladder, from light to dark, each rung with its number.
     **{
         name: {"color": f"#{shade:02x}{shade // 2:02x}{min(shade + 48, 255):02x}", "marker": f"${i}$"}

@@ -14,8 +14,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import cudnn, information, losses, masked, routers, selective
-from .cases import AND_CAUSAL, INVARIANT, ITEM_BYTES, LADDER, RECOMPUTED, STREAMS, TRANSPOSED, TWO_STEPS, Case
+from . import cudnn, information, losses, masked, routers, sampling, selective
+from .cases import (
+    AND_CAUSAL,
+    FLASHINFER,
+    INVARIANT,
+    ITEM_BYTES,
+    LADDER,
+    RECOMPUTED,
+    STREAMS,
+    TRANSPOSED,
+    TWO_STEPS,
+    Case,
+)
 from .copies import Call, Copy
 from .gradients import Backward
 from .information import Informed
@@ -97,6 +108,11 @@ class CuteSoftmax(Router, Informed):
     def masked_softmax(self, case: Case) -> Call:
         return masked.ours(case)
 
+    def sampling(self, case: Case) -> Call:
+        from cute_softmax.sampling import softmax
+
+        return sampling.called(case, softmax)
+
     def selective_log_softmax(self, case: Case) -> Call:
         return selective.forward(selective.ours(case))
 
@@ -164,6 +180,9 @@ class Torch(Router, Informed):
         dim, scores = _one_dim(case), masked.scores(case)
         return lambda *inputs: torch.softmax(scores(*inputs), dim)
 
+    def sampling(self, case: Case) -> Call:
+        return sampling.called(case, sampling.torchs)
+
     def selective_log_softmax(self, case: Case) -> Call:
         return selective.forward(selective.torchs(case))
 
@@ -227,6 +246,9 @@ class TorchCompile(Router, Informed):
 
     def masked_softmax(self, case: Case) -> Call:
         return self._compile(Torch().masked_softmax(case))
+
+    def sampling(self, case: Case) -> Call:
+        return self._compile(Torch().sampling(case))
 
     def selective_log_softmax(self, case: Case) -> Call:
         return selective.forward(self._compile(selective.torchs(case)))
@@ -319,6 +341,11 @@ class Quack(Router):
         from quack.softmax import softmax_fwd
 
         return self._over_rows(case, lambda x: softmax_fwd(x))
+
+    def sampling(self, case: Case) -> Call:
+        if sampling.of_all(case) != 1:
+            raise Refusal("has no temperature")
+        return self.softmax(case)
 
     def softmax_backward(self, case: Case) -> Call:
         from quack.softmax import softmax_bwd
@@ -433,6 +460,15 @@ class TrlForm(Trl):
         return selective_log_softmax_and_entropy
 
 
+class FlashInfer:
+    """FlashInfer's softmax of its sampling functions; with its default its kernels begin early where the GPU can."""
+
+    def sampling(self, case: Case) -> Call:
+        from flashinfer.sampling import softmax
+
+        return sampling.called(case, softmax)
+
+
 class Rung:
     """A rung of the ladder: small kernels to learn from, below them the naive form."""
 
@@ -457,6 +493,7 @@ REGISTRY: dict[str, object] = {
     "cudnn": Cudnn(),
     "trl": Trl(),
     "trl-form": TrlForm(),
+    FLASHINFER: FlashInfer(),
     **{name: Rung(number) for number, name in enumerate(LADDER)},
 }
 

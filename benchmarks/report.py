@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from .cases import PEERS, PROVIDERS, TRL, labels
+from .cases import PEERS, PROVIDERS, SPECIALISTS, labels
 from .console import Table
 from .results import Results, Row, cells, key_of
 from .suites import SUITES
@@ -33,7 +33,14 @@ def is_timed(rows: Iterable[Row]) -> bool:
     return any(row["gbps"] < SLOWEST for row in rows if row["provider"] == "cute_softmax")
 
 
-_VERSIONS = {"torch": "torch", "torch.compile": "torch", "liger": "liger", "quack": "quack", "trl": "trl"}
+_VERSIONS = {
+    "torch": "torch",
+    "torch.compile": "torch",
+    "liger": "liger",
+    "quack": "quack",
+    "trl": "trl",
+    "flashinfer": "flashinfer",
+}
 
 
 def with_version(provider: str, header: dict) -> str:
@@ -49,7 +56,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def best_peer(cell: dict[str, Row]) -> str | None:
     """The fastest provider of a cell that is neither the copy nor ours."""
-    peers = [p for p in (*PEERS, *TRL) if "us" in cell.get(p, {})]
+    peers = [p for p in (*PEERS, *SPECIALISTS) if "us" in cell.get(p, {})]
     return min(peers, key=lambda p: cell[p]["us"]) if peers else None
 
 

@@ -199,6 +199,10 @@ REQUIREMENTS = (
     Requirement("split-rows", "vs_copy", must=0.62, aim=0.66, shapes=((4, 268435456),)),
     Requirement("few-rows", "behind_peer", must=0.0, method="graph-warm"),
     *(
+        Requirement(suite, "behind_peer", must=0.0, method="graph-warm")
+        for suite in ("sampling", "sampling-fp32")
+    ),
+    *(
         Requirement("few-rows", "us", must=None, aim=us, shapes=(shape,), method="graph-warm")
         for shape, us in _FEW_ROWS_US.items()
     ),

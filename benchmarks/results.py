@@ -200,6 +200,7 @@ def make_header(argv: Sequence[str]) -> dict[str, Any]:
         "liger": _version("liger-kernel"),
         "quack": _version("quack-kernels"),
         "trl": _version("trl"),
+        "flashinfer": _version("flashinfer-python"),
         "cudnn": cudnn,
     }
 

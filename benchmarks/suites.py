@@ -13,6 +13,7 @@ from .cases import (
     CHOSEN,
     COLD_STORE,
     DEPTH,
+    FLASHINFER,
     FORWARD_BACKWARD,
     GRAD,
     GROUP_BIAS,
@@ -33,6 +34,8 @@ from .cases import (
     SHARED_MASK,
     SLICE,
     SMOOTHED,
+    T_A_ROW,
+    TEMPERATURE,
     TO,
     TRANSPOSED,
     TRL,
@@ -74,6 +77,8 @@ _ODD_COLUMNS = ((128, 1048577), (4096, 65537))
 # and what lies just past a power of two.
 VOCABULARIES = (128256, 129280, 131080, 151936, 152064, 200064, 201088, 256000, 262144, 262152)
 _TOKENS = (16, 128, 2048)
+# What FlashInfer's own benchmark of its softmax has (benchmarks/bench_softmax.py).
+_SAMPLED, _SAMPLED_FROM = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024), (32000, 64000, 128000, 256000)
 
 
 def _cases(op: str, *shapes: tuple[int, ...], dim: int | tuple[int, ...] = -1) -> tuple[Case, ...]:
@@ -199,6 +204,22 @@ SUITES: dict[str, Suite] = {
             "softmax over few rows, forward",
             _cases("softmax", (1, 128256), (8, 151936), (64, 128256), (8, 1048576), (64, 1048576)),
             PROVIDERS,
+            kind="graph",
+        ),
+        Suite(
+            "sampling",
+            "probabilities at a temperature, in float32",
+            (
+                *(
+                    Case("sampling", (tokens, n), mode=f"{TEMPERATURE}1")
+                    for tokens, n in product(_SAMPLED, _SAMPLED_FROM)
+                ),
+                *(
+                    Case("sampling", (tokens, n), mode=T_A_ROW)
+                    for tokens, n in product((1, 16, 128), (128000, 151936))
+                ),
+            ),
+            ("cute_softmax", "copy", "torch", "torch.compile", "quack", FLASHINFER),
             kind="graph",
         ),
         Suite(

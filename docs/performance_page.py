@@ -14,7 +14,7 @@ from pathlib import Path
 from committed import table
 
 from benchmarks import console, report, results, step
-from benchmarks.cases import FEW_ROWS, PEERS, TRL
+from benchmarks.cases import FEW_ROWS, PEERS, SPECIALISTS
 from benchmarks.map_cells import SLICES
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +28,16 @@ PAGES: dict[str, tuple[str, ...]] = {
         *("rows-", "fp32-rows", "small-rows", "odd-rows", "long-rows", "split-rows", "few-rows", "views"),
     ),
     "results of vocabularies": (
-        *("family", "masked", "selective", "cross-entropy", "information", "routers", "reductions"),
+        *(
+            "family",
+            "masked",
+            "selective",
+            "cross-entropy",
+            "information",
+            "routers",
+            "reductions",
+            "sampling",
+        ),
     ),
     "results of dimensions": ("any-dims", "columns-", "odd-columns", "fp32-any"),
     "results of products": ("matmul",),
@@ -51,6 +60,7 @@ SOURCES = (
     ("Liger", "liger"),
     ("QuACK", "quack"),
     ("TRL", "trl"),
+    ("FlashInfer", "flashinfer"),
     ("cuDNN", "cudnn"),
 )
 
@@ -182,7 +192,7 @@ def peers_ahead() -> str:
     by_peer = ", ".join(
         f"{name} {count}" for name, count in Counter(lost.peer for lost in every_lost).most_common()
     )
-    beside = measured_beside(*compared, peers=(*PEERS, *TRL))
+    beside = measured_beside(*compared, peers=(*PEERS, *SPECIALISTS))
     said = f"{len(every_lost)} of {cells} cells: {by_peer}. {beside}"
     rows = [
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import results
-from benchmarks.cases import TRL
+from benchmarks.cases import SPECIALISTS
 from benchmarks.suites import SUITES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,9 @@ def made_up(suite: str = "rows-forward", **speed: float) -> results.Results:
     method = {"device": "events-cold", "graph": "graph-warm"}[SUITES[suite].kind]
     for case in SUITES[suite].with_dtype("bf16").cases:
         for name in SUITES[suite].providers:
-            gbps = {**SPEED, "liger": 3900.0, "cudnn": 1000.0, **dict.fromkeys(TRL, 2000.0), **speed}[name]
+            gbps = {**SPEED, "liger": 3900.0, "cudnn": 1000.0, **dict.fromkeys(SPECIALISTS, 2000.0), **speed}[
+                name
+            ]
             if name == "liger" and case.shape[-1] > 65536:
                 error = "RuntimeError: Cannot launch Triton kernel"
                 rows.append(results.make_row(suite, case, name, method, error=error))

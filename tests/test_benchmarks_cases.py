@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import cases, operations, report, requirements
-from benchmarks.cases import LADDER, PROVIDERS, TRL, Case
+from benchmarks.cases import LADDER, PROVIDERS, SPECIALISTS, Case
 from benchmarks.suites import SUITES
 
 
@@ -42,7 +42,7 @@ def test_traffic_of_a_product_and_its_gradients():
 @pytest.mark.parametrize("suite", SUITES.values(), ids=lambda s: s.name)
 def test_suites_are_made_of_known_parts(suite):
     assert suite.cases and len(set(suite.cases)) == len(suite.cases)
-    assert set(suite.providers) <= {*PROVIDERS, *TRL, *LADDER} and "cute_softmax" in suite.providers
+    assert set(suite.providers) <= {*PROVIDERS, *SPECIALISTS, *LADDER} and "cute_softmax" in suite.providers
     for case in suite.cases:
         assert case.op in operations.OPERATIONS and case.op in cases.STREAMS
         # Inputs, output and the check's copies fit a GPU of 40 GB.

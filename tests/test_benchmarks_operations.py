@@ -18,6 +18,7 @@ from benchmarks import (
     report,
     results,
     routers,
+    sampling,
     selective,
 )
 from benchmarks.cases import (
@@ -37,8 +38,9 @@ from benchmarks.cases import (
     SHARED_MASK,
     SLICE,
     SMOOTHED,
+    SPECIALISTS,
+    T_A_ROW,
     TRANSPOSED,
-    TRL,
     WITH_ENTROPY,
     Case,
 )
@@ -346,7 +348,7 @@ def test_peers_refuse_what_they_cannot_do(name, case, reason):
 
 
 def test_every_provider_is_registered_and_refuses_what_it_has_not():
-    assert tuple(providers.REGISTRY) == (*PROVIDERS, *TRL, *LADDER)
+    assert tuple(providers.REGISTRY) == (*PROVIDERS, *SPECIALISTS, *LADDER)
     with pytest.raises(providers.Refusal, match="has no entry"):
         providers.build("copy", "entry", Case("softmax", (4, 5)))
     with pytest.raises(providers.Refusal, match="one dimension"):
@@ -428,6 +430,37 @@ def test_without_trl_its_kernel_is_absent(monkeypatch):
         providers.build("trl", "selective_gradient", Case("selective_gradient", (4, 5)))
     error = results.describe(refused.value)
     assert "trl" in error and report.failure_word(error) == "absent"
+
+
+@pytest.mark.parametrize("mode", ["T = 1", "T = 0.7", T_A_ROW])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_probabilities_at_a_temperature(dtype, mode, monkeypatch):
+    peer = ModuleType("flashinfer.sampling")
+    peer.softmax = sampling.torchs
+    for name, module in (("flashinfer", ModuleType("flashinfer")), ("flashinfer.sampling", peer)):
+        monkeypatch.setitem(sys.modules, name, module)
+    case = Case("sampling", (40, 300), dtype, mode=mode)
+    operation = operations.OPERATIONS["sampling"]
+    inputs = operation.inputs(case, CPU)
+    temperatures = inputs[1] if mode == T_A_ROW else float(mode[4:])
+    right = sampling.expected(inputs[0], temperatures).float()
+    assert right.shape == case.output_shape and case.result == "fp32"
+    assert operation.check(case, inputs, right) <= operations.TOLERANCE["fp32"]
+    hotter = sampling.expected(inputs[0], 1.01 * temperatures)
+    for mutant in (hotter, right * 1.0001, right.roll(1, 0), torch.zeros_like(right)):
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant.float())
+    with pytest.raises(operations.WrongResult, match="wrong result"):
+        operation.check(case, inputs, right.bfloat16())
+    for name in ("cute_softmax", "torch", "flashinfer"):
+        call = providers.build(name, "sampling", case)
+        assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE["fp32"]
+    if dtype == "fp32":
+        copied = providers.build("copy", "sampling", case)(*inputs)
+        assert 2 * copied.numel() * copied.itemsize == case.traffic
+    if mode != "T = 1":
+        with pytest.raises(providers.Refusal, match="no temperature"):
+            providers.build("quack", "sampling", case)
 
 
 @pytest.mark.parametrize("op", ["entropy", "kl_div", "topk_log_softmax"])
