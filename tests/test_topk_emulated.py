@@ -22,6 +22,13 @@ def launches(monkeypatch, tmp_path):
     return emulated.install(monkeypatch, tmp_path)
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """A CTA takes a row, however few they are."""
+    monkeypatch.setattr(topk_long, "HELD_CLUSTERS", ())
+    monkeypatch.setattr(topk_long, "SHARES", 1)
+
+
 def hard(columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Ties in one tile and over all, more of them than there is room for, rows that rise or fall, and no numbers."""
     generator = torch.Generator().manual_seed(columns)
@@ -69,31 +76,46 @@ def check(x: torch.Tensor, k: int):
     ],
 )
 def test_hard_rows(columns, k, dtype, shares, rows, launches, monkeypatch):
+    monkeypatch.setattr(topk_long, "HELD_CLUSTERS", ())
     monkeypatch.setattr(topk_long, "SHARES", shares)
     check(hard(columns, dtype)[rows], k)
     assert all((work.plan.shares == 1) == (shares == 1) for work in launches)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("columns", "k", "dtype", "cluster", "rows"),
+    [
+        (4096, 8, bf16, 2, slice(None)),
+        (16001, 40, fp16, 4, slice(0, None, 2)),
+        (9003, 100, fp32, 8, slice(1, None, 3)),
+        (40001, 8, bf16, 16, slice(0, None, 5)),
+        (17001, 600, bf16, 2, slice(0, None, 4)),
+    ],
+)
+def test_hard_rows_that_clusters_hold(columns, k, dtype, cluster, rows, launches, monkeypatch):
+    monkeypatch.setattr(topk_long, "HELD_CLUSTERS", (cluster,))
+    check(hard(columns, dtype)[rows], k)
+    assert all(work.plan.kernel.cluster_n == cluster and not work.plan.scratch for work in launches)
+
+
 @pytest.mark.parametrize("room", topk_long.ROOMS, ids=lambda room: f"{room.k}-{room.threads}")
-def test_every_room(room, launches, monkeypatch):
+def test_every_room(room, launches, alone, monkeypatch):
     """However many rows there are: of several tiles, with a better bound between them."""
     monkeypatch.setattr(topk_long, "rooms_of", lambda k: [room])
-    monkeypatch.setattr(topk_long, "SHARES", 1)
     check(hard(room.threads * 100 + 5, fp32)[[0, 1, 6, 9, 10]], min(room.k, 300))
     assert launches[0].plan.kernel.room == room and launches[0].plan.tiles > 5
 
 
-def test_all_that_is_noted_runs_out_of_room(launches, monkeypatch):
+def test_all_that_is_noted_runs_out_of_room(launches, alone):
     """A row that rises notes all of every tile."""
-    monkeypatch.setattr(topk_long, "SHARES", 1)
     x = torch.arange(60000).float()[None]
     check(x, 20)
     check(x.flip(-1), 20)
 
 
-def test_scalars_behind_the_last_vector_do_not_win_over_their_equals(launches, monkeypatch):
+def test_scalars_behind_the_last_vector_do_not_win_over_their_equals(launches, alone):
     """Nor where the equal ones before them are found again when places have run out."""
-    monkeypatch.setattr(topk_long, "SHARES", 1)
     x = torch.zeros(2, 9001)
     x[:, -5:] = 1.0
     check(x, 1)
@@ -101,8 +123,7 @@ def test_scalars_behind_the_last_vector_do_not_win_over_their_equals(launches, m
 
 
 @pytest.mark.parametrize("mutant", ["equal ones are left out", "the bound is one too high"])
-def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
-    monkeypatch.setattr(topk_long, "SHARES", 1)
+def test_a_wrong_bound_is_seen(mutant, launches, alone, monkeypatch):
     monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
     if mutant == "equal ones are left out":
         note = long.note

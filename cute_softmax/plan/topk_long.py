@@ -1,12 +1,14 @@
 """The `topk_long` movement: the largest logarithms of a softmax over rows of any length, and a chosen element's place.
 
 A CTA reads a share of a row tile after tile, as its only read: it adds up the exponentials, counts what is larger than
-the chosen element, and keeps in shared memory what may be among the k largest. Shares of one row meet in global memory.
+the chosen element, and keeps in shared memory what may be among the k largest. Rows that are few are held in the shared
+memory of a cluster, whose CTAs exchange there; shares of others meet in global memory.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +32,14 @@ MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
+HELD_BLOCKS = 4  # CTAs of a multiprocessor, at most, of rows that are held
+HELD_CLUSTERS = (16, 8, 4, 2)
+# Tiles that a CTA holds: of each number there is a class, and shared memory for them.
+HELD_TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+HELD_VECTORS = 2  # of a thread at least, or fewer CTAs share a row
+# Groups that a cluster has for each of the k largest: of so many their k-th maximum is one that few more elements reach
+# than k.
+HELD_GROUPS = 4
 KEY = 8  # bytes
 # Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, the
 # least and the largest number of a group, and a number for each bit of a key; see `kernels.topk`.
@@ -95,14 +105,14 @@ class LongTopkClass(ClassBase):
         most: The largest k of its `room` in shared memory; 0 where nothing is selected.
         threads: Of a CTA.
         chosen: Whether an index chooses an element of each row, whose rank is counted.
-        split: Whether several CTAs share a row.
+        split: Whether several CTAs share a row in global memory.
         scaled: Whether the logits are multiplied by a positive number.
+        cluster_n: CTAs of a cluster, which share a row; 1 without clusters.
+        held: Tiles of its share that each of these holds in shared memory; 0 without clusters.
         movement: How data reaches the threads.
-        cluster_n: CTAs of a cluster.
     """
 
     movement: ClassVar[str] = "topk_long"
-    cluster_n: ClassVar[int] = 1
     math: ClassVar[str] = "topk_log_softmax"
 
     architecture: str
@@ -114,6 +124,8 @@ class LongTopkClass(ClassBase):
     chosen: bool
     split: bool
     scaled: bool
+    cluster_n: int = 1
+    held: int = 0
 
     @property
     def fields(self) -> dict:
@@ -126,6 +138,8 @@ class LongTopkClass(ClassBase):
     @property
     def min_blocks(self) -> int:
         """CTAs that a multiprocessor must have room for."""
+        if self.held:
+            return min(HELD_BLOCKS, CHOSEN_THREADS // self.threads)
         return min_blocks(self.room, self.chosen)
 
     @property
@@ -137,6 +151,12 @@ class LongTopkClass(ClassBase):
     def groups(self) -> int:
         """Of a thread's elements: a vector of one element has no halves."""
         return min(self.room.groups, STEPS * min(self.vector, 2))
+
+    @property
+    def spread(self) -> int:
+        """Groups of a thread's elements of which a whole cluster knows the largest."""
+        wanted = max(HELD_GROUPS * self.most // (self.threads * self.cluster_n), 1)
+        return min(1 << (wanted - 1).bit_length(), STEPS)
 
     @property
     def places(self) -> int:
@@ -171,20 +191,32 @@ class LongTopkClass(ClassBase):
     @property
     def smem(self) -> Layout:
         """(column in a tile, stage) -> element in shared memory."""
-        return Layout((self.tile, STAGES), (1, self.tile))
+        return Layout((self.tile, self.held or STAGES), (1, self.tile))
 
     @property
     def reduction_buffer(self) -> Layout:
         """(row, (warp, CTA of the cluster)) -> slot of a (maximum, sum) pair."""
-        return Layout((1, (self.threads // WARP, 1)), (0, (1, 0)))
+        return Layout.ordered((1, (self.threads // WARP, self.cluster_n)), (1, 0))
+
+    @property
+    def maxima(self) -> Layout:
+        """(thread, group, CTA of the cluster) -> word of shared memory with the number of a group's largest element."""
+        return Layout.ordered((self.threads, self.spread, self.cluster_n), (0, 1, 2))
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        vector = self.vector * ITEM_SIZE[self.dtypes[0]]
-        staged = STAGES * self.threads * STEPS * vector + self.noted * (self.room.unit * vector + COLUMN)
         edges = 2 * self.vector * self.edges
-        return staged + KEY * (self.places + self.threads // WARP + edges) + 4 * WORDS
+        kept = self.staged + KEY * (self.places + self.reduction_buffer.cosize + edges) + 4 * WORDS
+        return kept + 4 * self.maxima.cosize * bool(self.most) + KEY if self.held else kept
+
+    @property
+    def staged(self) -> int:
+        """Bytes of shared memory for tiles, and for units that are noted: of a row that is held none are, unless its
+        first CTA must read it alone."""
+        vector = self.vector * ITEM_SIZE[self.dtypes[0]]
+        tile = self.threads * STEPS * vector
+        return max(STAGES * tile + self.noted * (self.room.unit * vector + COLUMN), self.held * tile)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -209,6 +241,7 @@ class LongTopkClass(ClassBase):
         """A readable name, unique among classes of one math, dtypes and architecture."""
         parts = [f"{self.threads}x{STEPS}x{self.vector}"]
         parts += [f"most{self.most}"] * bool(self.most)
+        parts += [f"cluster{self.cluster_n}_held{self.held}"] * bool(self.held)
         flags = ("edges", "chosen", "split", "scaled")
         return "_".join([*parts, *(flag for flag in flags if getattr(self, flag))])
 
@@ -264,14 +297,14 @@ class LongTopkPlan(PlanBase):
 
     @property
     def ctas(self) -> int:
-        """CTAs of the grid."""
-        return self.rows * self.shares
+        """CTAs of the grid; clusters where there are any."""
+        return self.rows * self.shares // self.kernel.cluster_n
 
     @property
     def scratch(self) -> int:
         """Bytes of zeroed memory that a launch needs in addition to its operands: a count per row, padded to 16 bytes,
         then the states of all shares, then their candidates."""
-        if self.shares == 1:
+        if not self.kernel.split:
             return 0
         counts = math.ceil(self.rows * HEADER / ALIGNMENT) * ALIGNMENT
         return counts + self.ctas * (STATE + KEY * self.k)
@@ -295,20 +328,28 @@ class LongTopkPlan(PlanBase):
             "  edges      "
             + ("head and tail element by element" if c.edges else "none: rows begin and end on a vector"),
         ]
-        if self.k:
+        if self.k and c.held:
+            lines += [
+                f"  selects    elements that reach about the {self.k}th largest of {c.maxima.cosize} groups' maxima, "
+                f"which all CTAs of a cluster know, go to {c.places} slots of the first one; if those run out, it "
+                "reads the row again, alone",
+            ]
+        elif self.k:
             lines += [
                 f"  selects    vectors that reach about the {self.k}th largest of {c.threads * c.groups} groups' "
                 f"maxima are noted, in {c.noted} slots; at the row's end, elements that still reach it go to "
                 f"{c.places} slots; if those run out, an exact threshold is found bit by bit; if the former do, the "
                 "row is read again, and checked tile by tile",
-                "  ties       to the lowest index; NaN is larger than any number",
             ]
-        share = (
-            "one CTA per row" if self.shares == 1 else f"{self.shares} CTAs share a row; the last one merges"
-        )
-        lines.append(
-            f"  grid       {counted(self.ctas, 'CTA')}: {share}; {c.shared_memory} bytes of shared memory per CTA"
-        )
+        if self.k:
+            lines.append("  ties       to the lowest index; NaN is larger than any number")
+        share = "one CTA per row"
+        if c.held:
+            share = f"a cluster of {c.cluster_n} CTAs per row, which hold it in {c.held} tiles each"
+        elif self.shares > 1:
+            share = f"{self.shares} CTAs share a row; the last one merges"
+        grid = counted(self.ctas, "cluster" if c.held else "CTA")
+        lines.append(f"  grid       {grid}: {share}; {c.shared_memory} bytes of shared memory per CTA")
         return "\n".join([*lines, *self.bits])
 
 
@@ -345,28 +386,59 @@ def plan_topk_long(
         """CTAs that run at once."""
         return device.multiprocessors * min_blocks(room, chosen)
 
-    room = rooms[0] if invariant or 2 * rows > at_once(rooms[0]) else rooms[-1]
-    shares = 1
-    if not invariant:
-        wanted, tiles = max(at_once(room) // rows, 1), math.ceil(vectors / (room.threads * STEPS))
-        shares = min(wanted, tiles, SHARES, room.places // k if k else SHARES)
-    # Shares are as long as each other: all CTAs read together and end together.
-    each = math.ceil(vectors / shares / WARP) * WARP
-    shares = math.ceil(vectors / each)
-    c = LongTopkClass(
-        architecture=device.architecture.name,
-        dtypes=(operand.dtype,),
-        vector=vector,
-        edges=edges,
-        most=room.k,
-        threads=room.threads,
-        chosen=chosen,
-        split=shares > 1,
-        scaled=scaled,
-    )
+    def made(room: Room, **shared) -> LongTopkClass:
+        """The class."""
+        return LongTopkClass(
+            architecture=device.architecture.name,
+            dtypes=(operand.dtype,),
+            vector=vector,
+            edges=edges,
+            most=room.k,
+            threads=room.threads,
+            chosen=chosen,
+            scaled=scaled,
+            **shared,
+        )
+
+    found = None if invariant else _held(made, rooms[0], rows, vectors, device)
+    if found is not None:
+        c, shares = found, found.cluster_n
+        each = _share(vectors, shares)
+    else:
+        room = rooms[0] if invariant or 2 * rows > at_once(rooms[0]) else rooms[-1]
+        shares = 1
+        if not invariant:
+            wanted, tiles = max(at_once(room) // rows, 1), math.ceil(vectors / (room.threads * STEPS))
+            shares = min(wanted, tiles, SHARES, room.places // k if k else SHARES)
+        each = _share(vectors, shares)
+        shares = math.ceil(vectors / each)
+        c = made(room, split=shares > 1)
     check_counts({"CTAs": rows * shares})
     read = (columns if copied else operand.strides[0],), *[(index_stride,)] * c.chosen
     strides = (*read, *[()] * (len(c.operands) - len(read)))
     size = rows * columns * ITEM_SIZE[operand.dtype]
     last = size > EVICT_LAST_ABOVE * device.l2
     return LongTopkPlan(c, rows, columns, k, shares, each, strides, last, invariant, (0,) if copied else ())
+
+
+def _share(vectors: int, shares: int) -> int:
+    """Vectors of a share at most: as long as each other, all CTAs read together and end together."""
+    return math.ceil(vectors / shares / WARP) * WARP
+
+
+def _held(
+    made: Callable[..., LongTopkClass], room: Room, rows: int, vectors: int, device: Device
+) -> LongTopkClass | None:
+    """The class of rows that clusters hold, all of which run at once; None where there is none."""
+    for n in HELD_CLUSTERS:
+        tiles = math.ceil(_share(vectors, n) / (room.threads * STEPS))
+        capacity = next((t for t in HELD_TILES if t >= tiles), None)
+        if n > device.architecture.cluster_limit or capacity is None:
+            continue
+        if vectors < n * room.threads * HELD_VECTORS:
+            continue
+        c = made(room, split=False, cluster_n=n, held=capacity)
+        blocks = min(c.min_blocks, device.architecture.ctas_of(c.shared_memory))
+        if rows * n <= blocks * device.multiprocessors:
+            return c
+    return None

@@ -81,9 +81,10 @@ def kernel_of(c: ClassBase) -> Any:
 
         return (TopkKernel if c.forward else TopkBackwardKernel)(c)
     if c.movement == "topk_long":
+        from ..kernels.topk.held import HeldTopkKernel
         from ..kernels.topk.long import LongTopkKernel
 
-        return LongTopkKernel(c)
+        return (HeldTopkKernel if c.held else LongTopkKernel)(c)
     from ..kernels.matmul.backward_delta import MatmulDeltaKernel
 
     return MatmulDeltaKernel(c)

@@ -17,6 +17,7 @@ run out.
 """
 
 import operator
+from dataclasses import dataclass
 from functools import partial
 
 import cutlass
@@ -56,6 +57,20 @@ NEVER = 1 << 30  # a tile that is none
 LATE = 2  # tiles, for which no better bound is looked for
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Shared memory of a CTA: sX, tiles, (column, stage); sW, words; sE, keys of the scalars at a row's edges, None
+    without any; the reduction buffer; what is selected from, None where nothing is; what only `held` has."""
+
+    sX: cute.Tensor
+    sW: cute.Tensor
+    sE: cute.Tensor | None
+    buffer: cute.Tensor
+    candidates: Candidates | None
+    noted: Noted | None
+    exchanged: tuple[cute.Tensor | None, cute.Pointer] | None = None
+
+
 class LongTopkKernel:
     """The kernel of one Plan class, see `cute_softmax.plan.topk_long.LongTopkClass`."""
 
@@ -92,6 +107,7 @@ class LongTopkKernel:
         self.kernel(columns, k, shares, each, evict_last, operands).launch(
             grid=grid,
             block=[s.threads, 1, 1],
+            cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1,
@@ -109,7 +125,18 @@ class LongTopkKernel:
         at = dict(zip(self.names, operands, strict=True))
         share = self.share_of(cta, tidx, columns, shares, each, evict_last, at)
 
-        smem = cutlass.memory.SmemAllocator()
+        memory = self.memory(cutlass.memory.SmemAllocator(), share, k, tidx)
+        wait_for_stream(s.early)
+        math = self.math
+        if const_expr(s.scaled):
+            math = math.scaled(Int32(at["scale"]).bitcast(Float32))
+        chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
+        if const_expr(s.edges):
+            self.load_edge(share, memory.sE, tidx)
+        self.row(share, math, memory, chosen, tidx)
+
+    def memory(self, smem: cutlass.memory.SmemAllocator, share: Share, k: Int32, tidx: Int32) -> Memory:
+        s = self.spec
         layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
         buffer = smem.allocate_tensor(Int64, layout, byte_alignment=8)
         observe("reduction_buffer", buffer)
@@ -118,39 +145,47 @@ class LongTopkKernel:
         observe("smem", sX)
         sW = smem.allocate_tensor(Int32, cute.make_layout(WORDS), byte_alignment=16)
         candidates, noted = None, None
-        if const_expr(s.most):
+        if s.most:
             sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
             candidates = Candidates(sK, sW, tidx, k, s.threads)
             layout = cute.make_layout((s.vector, s.room.unit, s.noted))
             sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
             sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
-            end = share.head + share.end * s.vector
-            noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), end, SPARE_BITS[s.dtypes[0]])
+            noted = self.noted(share, sV, sC, sW, tidx)
+        return Memory(sX, sW, self.edge_memory(smem), buffer, candidates, noted)
 
-        wait_for_stream(s.early)
-        math, walk = self.math, self.walk
-        if const_expr(s.scaled):
-            math = math.scaled(Int32(at["scale"]).bitcast(Float32))
-        chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
+    def noted(self, share: Share, sV: cute.Tensor, sC: cute.Tensor, sW: cute.Tensor, tidx: Int32) -> Noted:
+        s = self.spec
+        end = share.head + share.end * s.vector
+        return Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), end, SPARE_BITS[s.dtypes[0]])
 
-        sE = None
-        if const_expr(s.edges):
-            sE = smem.allocate_tensor(Int64, cute.make_layout(2 * s.vector), byte_alignment=16)
-            self.load_edge(share, sE, tidx)
+    def edge_memory(self, smem: cutlass.memory.SmemAllocator) -> cute.Tensor | None:
+        if not self.spec.edges:
+            return None
+        return smem.allocate_tensor(Int64, cute.make_layout(2 * self.spec.vector), byte_alignment=16)
+
+    @cute.jit
+    def row(self, share: Share, math: cutlass.Constexpr, memory: Memory, chosen: Float32, tidx: Int32):
+        """Find what this CTA's share of a row has, and store the results of the row if it is the last one to end."""
+        # Names of their own: what a loop on the GPU calls methods of would be carried through it.
+        s, walk, sW, sE = self.spec, self.walk, memory.sW, memory.sE
+        candidates, noted = memory.candidates, memory.noted
         state, above, bound = (Float32(0.0), Float32(0.0)), Int32(0), Int32(NONE)
         careful, lost = Boolean(False), Boolean(True)
         while lost:
-            state, above, bound, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
+            state, above, bound, lost = walk(
+                share, math, candidates, noted, memory.sX, sW, chosen, tidx, careful
+            )
             careful = lost
         if const_expr(s.edges):
             state, above = self.with_edge(math, candidates, noted, bound, sE, state, above, chosen, tidx)
         state = math.whole.lanes(state, WARP)
-        state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
+        state = reduce.across_warps(math.whole, state, memory.buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
             above = self.total(sW, above, tidx)
         if const_expr(s.split):
             if const_expr(s.most):
-                self.select(candidates, noted, partial(hand_over, share, k))
+                self.select(candidates, noted, partial(hand_over, share, candidates.k))
                 fill(share, candidates)
             if last_of(share, state, above, sW, tidx) != 0:
                 state, above = gather(share, math, candidates, tidx)
@@ -206,7 +241,7 @@ class LongTopkKernel:
     def slots(self, sX: cute.Tensor, tile: Int32, tidx: Int32) -> cute.Tensor:
         """tXsX: this thread's places for the vectors of a tile in shared memory, (V, STEPS)."""
         V = self.spec.vector
-        at = cute.crd2idx((self.place(tidx) * V, tile % STAGES), sX.layout)
+        at = cute.crd2idx((self.place(tidx) * V, tile % cute.size(sX, mode=[1])), sX.layout)
         return cute.make_tensor(
             (sX.iterator + at).align(V * self.dtype.width // 8),
             cute.make_layout((V, STEPS), stride=(1, WARP * V)),
@@ -214,7 +249,13 @@ class LongTopkKernel:
 
     @cute.jit
     def load(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32):
-        """Start to load this thread's vectors of a tile into its places, those that exist, as one group."""
+        """Start to load this thread's vectors of a tile into its places, as one group."""
+        self.copy(share, sX, tile, tidx)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def copy(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32):
+        """Start to load this thread's vectors of a tile into its places, those that exist."""
         V, tXsX = self.spec.vector, self.slots(sX, tile, tidx)
         at = share.start + share.head + Int64(self.vector(share, tile, 0, tidx)) * V
         pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
@@ -222,7 +263,6 @@ class LongTopkKernel:
             gX = cute.make_tensor(pointer + u * WARP * V, cute.make_layout(V))
             if self.vector(share, tile, u, tidx) < share.end:
                 load_async(gX, tXsX[None, u], V, share.policy, AHEAD)
-        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def hold(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32, tXrX: list[cute.Tensor]):
@@ -299,11 +339,7 @@ class LongTopkKernel:
                 cute.arch.cp_async_wait_group(STAGES - 1)
                 self.hold(share, sX, number, tidx, tXrX)
                 maxima, parts = self.maxima(tXrX)
-                before, seen = seen, online.maximum(seen, tree(online.maximum, maxima))
-                sums = self.sums(Fragment([lambda v=v: v for v in tXrX], [], True), exp, seen, chosen)
-                total = online.rescale(total, before, seen, exp) + sums[0]
-                if const_expr(s.chosen):
-                    above = above + sums[1]
+                seen, total, above = self.fold(exp, tXrX, maxima, seen, total, above, chosen)
                 if const_expr(s.most):
                     # Of parts a group has the same number each.
                     tops = [tree(online.maximum, [top, *parts[i :: len(tops)]]) for i, top in enumerate(tops)]
@@ -337,6 +373,23 @@ class LongTopkKernel:
                     column = share.head + self.vector(share, number, 0, tidx) * s.vector
                     count = note(noted, tXrX, column, maxima, limit_here, may, count)
         return (seen, total), above, bound, lost
+
+    def fold(
+        self,
+        exp: object,
+        tXrX: list[cute.Tensor],
+        maxima: list[Float32],
+        seen: Float32,
+        total: Float32,
+        above: Int32,
+        chosen: Float32,
+    ) -> tuple[Float32, Float32, Int32]:
+        """(maximum, sum, how many are larger than the chosen element) of what has been seen, and of a tile of which
+        maxima are known."""
+        before, seen = seen, online.maximum(seen, tree(online.maximum, maxima))
+        sums = self.sums(Fragment([lambda v=v: v for v in tXrX], [], True), exp, seen, chosen)
+        total = online.rescale(total, before, seen, exp) + sums[0]
+        return seen, total, above + sums[1] if self.spec.chosen else above
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
         """What elements add to the sum, relative to a maximum, and to the number of those larger than the chosen."""
@@ -404,22 +457,28 @@ class LongTopkKernel:
     ) -> tuple:
         """What `walk` gives, and this thread's scalar at the edges of a row. It becomes a candidate when all else has
         come: a bound that the tail had a part in would leave out elements that equal it, of lower indices."""
-        s, key, edge = self.spec, LOWEST, Float32(-float("inf"))
+        s, key = self.spec, LOWEST
         if tidx < 2 * s.vector:
             key = sE[tidx]
-            edge = select(key == LOWEST, edge, KEYS.element(key))
-        seen = online.maximum(state[0], edge)
-        sums = self.sums([edge], math.exp, seen, chosen)
-        total = online.rescale(state[1], state[0], seen, math.exp) + sums[0]
-        if const_expr(s.chosen):
-            above = above + sums[1]
+        state, above = self.with_scalar(math, key, state, above, chosen)
         if const_expr(s.most):
             count = candidates.sW[COUNT]
             cute.arch.barrier()
             if count > s.places - 2 * s.vector:
                 drop(candidates, count, EXACT)
             add(candidates, key, noted.least(bound))
-        return (seen, total), above
+        return state, above
+
+    def with_scalar(
+        self, math: object, key: Int64, state: tuple, above: Int32, chosen: Float32
+    ) -> tuple[tuple, Int32]:
+        """A state, and how many elements are larger than the chosen one, with a scalar that has a key: LOWEST for
+        none."""
+        edge = select(key == LOWEST, Float32(-float("inf")), KEYS.element(key))
+        seen = online.maximum(state[0], edge)
+        sums = self.sums([edge], math.exp, seen, chosen)
+        total = online.rescale(state[1], state[0], seen, math.exp) + sums[0]
+        return (seen, total), above + sums[1] if self.spec.chosen else above
 
     @cute.jit
     def total(self, sW: cute.Tensor, above: Int32, tidx: Int32) -> Int32:
