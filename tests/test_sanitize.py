@@ -13,7 +13,7 @@ from cute_softmax.ladder import RUNGS
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.shards import MERGES, OF_SLICES
 from cute_softmax.plan.short import short_class
-from cute_softmax.plan.topk_long import NO_ROOM, ROOMS
+from cute_softmax.plan.topk_long import HELD_K, NO_ROOM, ROOMS
 from cute_softmax.runtime import launch
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
@@ -167,7 +167,12 @@ def test_every_kernel_of_losses():
     }
     long = [k for k in kernels if k.movement == "topk_long"]
     assert {k.edges for k in long} == {k.chosen for k in long} == {k.split for k in long} == {False, True}
-    assert {(k.most, k.threads) for k in long} == {(room.k, room.threads) for room in (*ROOMS, NO_ROOM)}
+    assert {(k.most, k.threads) for k in long if not k.held} == {
+        (room.k, room.threads) for room in (*ROOMS, NO_ROOM)
+    }
+    held = [k for k in long if k.held]
+    assert {k.most for k in held} == {room.k for room in (*ROOMS, NO_ROOM) if room.k <= HELD_K}
+    assert {k.edges for k in held} == {k.chosen for k in held} == {False, True}
 
 
 def test_every_class_of_streamed_rows():

@@ -8,9 +8,9 @@ from compiled import accesses, check_all, compile_and_read
 
 from cute_softmax.draw import drawn
 from cute_softmax.plan.hardware import ARCHITECTURES, Device
-from cute_softmax.plan.problem import Operand
+from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.topk import TopkClass, plan_topk, plan_topk_backward
-from cute_softmax.plan.topk_long import NO_ROOM, ROOMS, STEPS, LongTopkClass
+from cute_softmax.plan.topk_long import NO_ROOM, ROOMS, STEPS, LongTopkClass, plan_topk_long
 from layouts.trace import differences
 
 MANY = 1 << 20  # rows
@@ -86,6 +86,24 @@ def test_odd_rows_and_long_lists(columns, k, stride, tmp_path, monkeypatch):
     check_all(found, lambda c: check(c, tmp_path, monkeypatch))
 
 
+def held(architecture: str) -> list[LongTopkClass]:
+    """Classes of rows that clusters hold: of every room, plain and with all that there may be; the others' a few."""
+    device, found = Device(ARCHITECTURES[architecture], 132, 60 << 20), []
+    for rows, columns, k, dtype, options in (
+        (64, 151936, 8, "bf16", {}),
+        (1, 128257, 8, "fp32", {"index_stride": 1, "scaled": True}),
+        (4, 50257, 20, "bf16", {"index_stride": 1, "scaled": True}),
+        (130, 32768, 32, "fp16", {"scaled": True}),
+        (8, 151936, 128, "bf16", {}),
+        (1, 128257, 128, "fp32", {"index_stride": 1, "scaled": True}),
+        (16, 65537, 0, "bf16", {"index_stride": 1, "scaled": True}),
+    ):
+        made = plan_topk_long(rows, columns, k, contiguous(dtype, (rows, columns)), device, **options)
+        assert made.kernel.held or architecture != "sm_90a"
+        found += [made.kernel] * bool(made.kernel.held)
+    return found if architecture == "sm_90a" else sample(found, 2)
+
+
 def check_long(c: LongTopkClass, folder, monkeypatch):
     found = compile_and_read(c, folder, monkeypatch)
     # What is printed of a wrong index takes 24; with all that there may be, what a row has one of is spilled: 16 bytes
@@ -98,8 +116,10 @@ def check_long(c: LongTopkClass, folder, monkeypatch):
     assert found.registers * c.threads * c.min_blocks <= ARCHITECTURES[c.architecture].registers
     assert found.shared == c.shared_memory, f"{found.shared} of {c.shared_memory}"
     named = {"tv": c.tv, "smem": c.smem, "reduction_buffer": c.reduction_buffer}
+    named |= {"maxima": c.maxima} if c.held and c.most else {}
     assert not differences(named, found.layouts) and found.layouts.keys() == named.keys()
     moved, width = accesses(found.ptx), c.vector * ITEM[c.dtypes[0]]
+    assert found.cluster == c.cluster_n
     # The first tile, and in the loop the next one.
     assert moved[f"{'cp.async' if width >= 4 else 'ld'} {width}"] >= 2 * STEPS
 
@@ -125,4 +145,6 @@ def test_long_rows(architecture, tmp_path, monkeypatch):
             LongTopkClass(architecture, ("bf16",), v, False, ROOMS[0].k, ROOMS[0].threads, True, False, False)
             for v in (1, 2, 4)
         ]
+    if ARCHITECTURES[architecture].cluster_limit > 1:
+        found += held(architecture)
     check_all(found, lambda c: check_long(c, tmp_path, monkeypatch))

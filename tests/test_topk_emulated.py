@@ -10,7 +10,7 @@ import torch
 from compiled import compile_anew
 
 from cute_softmax import batch_invariant, topk_log_softmax, topk_softmax
-from cute_softmax.kernels.topk import forward, long
+from cute_softmax.kernels.topk import forward, held, long
 from cute_softmax.plan import topk_long
 
 INF, NAN = float("inf"), float("nan")
@@ -86,17 +86,35 @@ def test_hard_rows(columns, k, dtype, shares, rows, launches, monkeypatch):
 @pytest.mark.parametrize(
     ("columns", "k", "dtype", "cluster", "rows"),
     [
-        (4096, 8, bf16, 2, slice(None)),
-        (16001, 40, fp16, 4, slice(0, None, 2)),
-        (9003, 100, fp32, 8, slice(1, None, 3)),
-        (40001, 8, bf16, 16, slice(0, None, 5)),
-        (17001, 600, bf16, 2, slice(0, None, 4)),
+        (9001, 8, bf16, 2, slice(None)),
+        (17001, 40, fp16, 4, slice(0, None, 2)),
+        (20003, 100, fp32, 8, slice(1, None, 3)),
+        (70001, 8, bf16, 16, slice(0, None, 5)),
+        (17001, 128, bf16, 2, slice(0, None, 4)),
     ],
 )
 def test_hard_rows_that_clusters_hold(columns, k, dtype, cluster, rows, launches, monkeypatch):
     monkeypatch.setattr(topk_long, "HELD_CLUSTERS", (cluster,))
     check(hard(columns, dtype)[rows], k)
     assert all(work.plan.kernel.cluster_n == cluster and not work.plan.scratch for work in launches)
+
+
+def test_a_wrong_bound_of_a_cluster_is_seen(launches, monkeypatch):
+    monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
+    bound = held.bound_of
+    monkeypatch.setattr(held, "bound_of", lambda *call: bound(*call) + 1)
+    with pytest.raises(AssertionError):
+        check(hard(20001, bf16)[[0, 1, 7]], 8)
+    assert launches[0].plan.kernel.held
+
+
+def test_ctas_that_do_not_wait_for_each_other_are_seen(launches):
+    """Before they look at what the others have told them, and before the first one selects."""
+    x = hard(20001, bf16)[[0, 7]]
+    launches.seed = 1
+    check(x, 8)
+    with launches.mutated("barrier.cluster"), pytest.raises((AssertionError, RuntimeError)):
+        check(x, 8)
 
 
 @pytest.mark.parametrize("room", topk_long.ROOMS, ids=lambda room: f"{room.k}-{room.threads}")

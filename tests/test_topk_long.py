@@ -17,7 +17,17 @@ from cute_softmax import (
 from cute_softmax.dispatch.heads import largest
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
-from cute_softmax.plan.topk_long import BINS, MOST, ROOMS, SHARES, STEPS, plan_topk_long
+from cute_softmax.plan.topk_long import (
+    BINS,
+    HELD_BLOCKS,
+    HELD_GROUPS,
+    HELD_K,
+    MOST,
+    ROOMS,
+    SHARES,
+    STEPS,
+    plan_topk_long,
+)
 
 INF, NAN = float("inf"), float("nan")
 
@@ -195,15 +205,25 @@ def test_plans(name):
                     made.shares * each >= columns // c.vector * c.vector > (made.shares - 1) * each - c.vector
                 )
                 assert (made.tiles - 1) * c.tile < each <= made.tiles * c.tile
-                assert (1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)) or not k
+                if c.held:  # by CTAs all of which run at once, with a part of it for each warp
+                    assert made.shares == c.cluster_n and made.tiles <= c.held and k <= c.most <= HELD_K
+                    assert made.ctas == rows and rows * c.cluster_n <= HELD_BLOCKS * 132
+                    assert columns // c.vector >= c.cluster_n * c.threads * STEPS
+                    assert k <= HELD_GROUPS * k <= max(c.maxima.cosize, 1) or c.lanes == 1 or not k
+                    assert not c.split and (not k or (c.maxima.cosize % 32 == 0 and k <= c.maxima.cosize))
+                else:
+                    assert (
+                        1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)
+                    ) or not k
+                    assert c.split == (made.shares > 1) and made.ctas == rows * made.shares
                 room = next((r for r in ROOMS if 0 < k <= r.k and r.threads == c.threads), None)
-                assert c.most == (room.k if room else 0) and c.split == (made.shares > 1)
-                if 8 < k <= 128:  # the more rows, the smaller the CTAs
+                assert c.most == (room.k if room else 0)
+                if 8 < k <= 128 and not c.held:  # the more rows, the smaller the CTAs
                     assert c.threads == (256 if rows <= 132 else 128)
                 if room:  # groups are no fewer than k, so that a k-th of them is there
                     assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
-                    assert c.noted * room.unit >= c.tile // c.vector + room.spare
-                    assert STEPS % room.unit == 0 and 16 * room.unit * c.noted > 4 * BINS
+                    assert c.noted * c.room.unit >= c.tile // c.vector + c.room.spare
+                    assert STEPS % room.unit == 0 and 16 * c.room.unit * c.noted > 4 * BINS
                 assert c.edges == bool(columns % c.vector) and bool(made.scratch) == c.split
                 assert c.shared_memory <= H200.architecture.shared_memory
                 assert len(c.signature) == len(made.arguments) + c.split + sum(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from layouts.algebra import Layout
@@ -32,13 +32,14 @@ MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
-HELD_BLOCKS = 4  # CTAs of a multiprocessor, at most, of rows that are held
+# Of rows that are held: threads of a CTA, CTAs that a multiprocessor must have room for, and CTAs of it that rows have
+# at most: of more, not all clusters would run at once.
+HELD_SIZE, HELD_ROOM, HELD_BLOCKS = 128, 6, 4
 HELD_CLUSTERS = (16, 8, 4, 2)
 # Tiles that a CTA holds: of each number there is a class, and shared memory for them.
 HELD_TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-HELD_VECTORS = 2  # of a thread at least, or fewer CTAs share a row
-# Groups that a cluster has for each of the k largest: of so many their k-th maximum is one that few more elements reach
-# than k.
+HELD_K = 128  # the largest k of rows that are held
+# Groups of a cluster's elements for each of the k largest: few more elements than k reach the k-th of so many maxima.
 HELD_GROUPS = 4
 KEY = 8  # bytes
 # Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, the
@@ -139,12 +140,15 @@ class LongTopkClass(ClassBase):
     def min_blocks(self) -> int:
         """CTAs that a multiprocessor must have room for."""
         if self.held:
-            return min(HELD_BLOCKS, CHOSEN_THREADS // self.threads)
+            return HELD_ROOM - self.chosen
         return min_blocks(self.room, self.chosen)
 
     @property
     def room(self) -> Room:
         """What is in shared memory beside the tiles."""
+        if self.held:
+            # Nothing is noted, unless the first CTA of a cluster must read a row alone.
+            return replace(rooms_of(self.most)[0], threads=self.threads, unit=STEPS, spare=0)
         return next(room for room in rooms_of(self.most) if room.threads == self.threads)
 
     @property
@@ -153,10 +157,10 @@ class LongTopkClass(ClassBase):
         return min(self.room.groups, STEPS * min(self.vector, 2))
 
     @property
-    def spread(self) -> int:
-        """Groups of a thread's elements of which a whole cluster knows the largest."""
-        wanted = max(HELD_GROUPS * self.most // (self.threads * self.cluster_n), 1)
-        return min(1 << (wanted - 1).bit_length(), STEPS)
+    def lanes(self) -> int:
+        """Neighbouring threads whose elements are one of the groups of which a whole cluster knows the largest."""
+        wanted = HELD_GROUPS * self.most
+        return next((n for n in (32, 16, 8, 4, 2) if self.threads * self.cluster_n >= n * wanted), 1)
 
     @property
     def places(self) -> int:
@@ -200,8 +204,8 @@ class LongTopkClass(ClassBase):
 
     @property
     def maxima(self) -> Layout:
-        """(thread, group, CTA of the cluster) -> word of shared memory with the number of a group's largest element."""
-        return Layout.ordered((self.threads, self.spread, self.cluster_n), (0, 1, 2))
+        """(group, CTA of the cluster) -> word of shared memory with the number of a group's largest element."""
+        return Layout.ordered((self.threads // self.lanes, self.cluster_n), (0, 1))
 
     @property
     def shared_memory(self) -> int:
@@ -400,7 +404,8 @@ def plan_topk_long(
             **shared,
         )
 
-    found = None if invariant else _held(made, rooms[0], rows, vectors, device)
+    held = replace(rooms[0], threads=HELD_SIZE)
+    found = None if invariant or k > HELD_K else _held(made, held, rows, vectors, device)
     if found is not None:
         c, shares = found, found.cluster_n
         each = _share(vectors, shares)
@@ -435,10 +440,10 @@ def _held(
         capacity = next((t for t in HELD_TILES if t >= tiles), None)
         if n > device.architecture.cluster_limit or capacity is None:
             continue
-        if vectors < n * room.threads * HELD_VECTORS:
+        if vectors < n * room.threads * STEPS:  # a part of a tile for each warp
             continue
         c = made(room, split=False, cluster_n=n, held=capacity)
-        blocks = min(c.min_blocks, device.architecture.ctas_of(c.shared_memory))
+        blocks = min(HELD_BLOCKS, device.architecture.ctas_of(c.shared_memory))
         if rows * n <= blocks * device.multiprocessors:
             return c
     return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
 
+import pytest
 import torch
 from checking import DTYPES, Guarded, random
 from sanitize_family import Form, kind, kinds
@@ -15,13 +17,12 @@ from sanitizing import Job, received, sent, timed
 
 from cute_softmax.dispatch.heads import largest, loss
 from cute_softmax.dispatch.topk import kernels as routers
-from cute_softmax.plan import Prologue
+from cute_softmax.plan import Prologue, topk_long
 from cute_softmax.plan.hardware import Device
 from cute_softmax.plan.mean import plan_mean, plan_share, plan_total
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.rescale import plan_rescale
 from cute_softmax.plan.topk import plan_topk, plan_topk_backward
-from cute_softmax.plan.topk_long import plan_topk_long
 
 LOSS = Prologue(alpha="groups", target="loss")
 LOSSES = LOSS, replace(LOSS, scale="number", squares=True), replace(LOSS, scale="groups")
@@ -37,7 +38,8 @@ ROUTERS = (
     (19, 1023, 40),
     (3, 1024, 1024),
 )
-# (rows, columns, from row to row, k), whether elements are chosen: a CTA a row and shares of one, edges, an overflow.
+# (rows, columns, from row to row, k), whether elements are chosen: a CTA a row, shares of one, clusters, edges, an
+# overflow.
 LARGEST = (
     ((3, 5000, 5000, 8), True),
     ((2, 33001, 33003, 8), False),
@@ -49,6 +51,8 @@ LARGEST = (
     ((2, 9000, 9001, 700), False),
     ((500, 1001, 1003, 20), True),
     ((3, 9000, 9001, 100), False),
+    ((2, 16500, 16501, 100), True),
+    ((2, 33000, 33000, 8), False),
 )
 TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-18}
 
@@ -139,6 +143,17 @@ def check_router(rows: int, columns: int, k: int, dtype: torch.dtype, renormaliz
     return seconds
 
 
+@contextmanager
+def without_clusters(wanted: bool) -> Iterator[None]:
+    """Within, few rows are as on GPUs without clusters, if wanted."""
+    with pytest.MonkeyPatch.context() as patch:
+        if wanted:
+            patch.setattr(topk_long, "HELD_CLUSTERS", ())
+        largest._call.cache_clear()
+        yield
+    largest._call.cache_clear()
+
+
 def check_largest(rows: int, columns: int, pitch: int, k: int, dtype: torch.dtype, chosen: bool) -> float:
     """Rows of few values, whose ties overflow the places for candidates, and others."""
     x = random((rows, pitch), dtype, 1, 2.0)[:, :columns]
@@ -199,9 +214,15 @@ def jobs(device: Device, dtypes: list[str]) -> Iterator[Job]:
         run = partial(check_router, rows, columns, k, DTYPES[name], renormalize, many)
         what = f"router {name} {k} of {columns}{' renormalized' * renormalize}{' of many rows' * many}"
         yield Job((forward.kernel, backward.kernel), rows * columns, what, run)
-    for name, ((rows, columns, pitch, k), chosen) in product(dtypes, LARGEST):
-        stride = 1 if chosen else None
-        made = plan_topk_long(rows, columns, k, Operand(name, (pitch, 1)), device, index_stride=stride)
-        run = partial(check_largest, rows, columns, pitch, k, DTYPES[name], chosen)
+    for name, ((rows, columns, pitch, k), chosen), apart in product(dtypes, LARGEST, (False, True)):
+        stride, operand = 1 if chosen else None, Operand(name, (pitch, 1))
+        with without_clusters(apart):
+            made = topk_long.plan_topk_long(rows, columns, k, operand, device, index_stride=stride)
         what = f"the largest {name} {k} of {rows} x {columns}{' and a chosen one' * chosen}"
-        yield Job((made.kernel,), rows * columns, what, run)
+        if not apart or made.kernel.split:
+
+            def run(apart=apart, call=(rows, columns, pitch, k, DTYPES[name], chosen)):
+                with without_clusters(apart):
+                    return check_largest(*call)
+
+            yield Job((made.kernel,), rows * columns, f"{what}{' in clusters' * bool(made.kernel.held)}", run)

@@ -28,8 +28,7 @@ def sent(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the device that lies in a copy of all of the storage as the tensor does in its own, filled up to a
     whole word: for the sanitizer a copy of a part of a word (cp.async with a size) is one of all of it."""
     whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    memory = torch.empty(-(-whole.numel() // 4) * 4, dtype=torch.uint8, device="cuda")
-    memory[: whole.numel()].copy_(whole)
+    memory = torch.nn.functional.pad(whole, (0, -whole.numel() % 4)).to("cuda")
     return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 

@@ -9,23 +9,24 @@ CTA, which ranks them. If there are more than places, as in a row whose elements
 alone (see `long`).
 """
 
+import operator
 from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
 from ...plan.maths import WARP
 from ...plan.topk_long import COUNT, LARGER, LEAST, MOST_OF_ALL, STAGES, STEPS, WORDS
-from ..common import online, reduce
+from ..common import reduce
 from ..common.copy import largest, unpack
-from ..common.index import ceil_div, select, smaller
+from ..common.index import ceil_div, larger, select, smaller
 from ..common.reduce import tree
 from .candidates import LOWEST, Candidates, add, key_of
 from .long import MOST_NUMBER, LongTopkKernel, Memory
-from .noted import NONE, below, bound_of_groups, exceeds
+from .noted import NONE, Noted, below, exceeds
 from .shares import Share
 
 PARTS = 4  # of a share, each of which is waited for apart
@@ -66,20 +67,22 @@ class HeldTopkKernel(LongTopkKernel):
         return sG, smem.allocate_array(Int64, num_elems=1)
 
     @cute.jit
-    def row(self, share: Share, math: cutlass.Constexpr, memory: Memory, chosen: Float32, tidx: Int32):
+    def row(self, share: Share, math: cutlass.Constexpr, memory: Memory, tidx: Int32):
         """Find what this CTA's share of a row has; the first one of the cluster stores the results."""
         s, sW, candidates, noted = self.spec, memory.sW, memory.candidates, memory.noted
         sG, barrier = memory.exchanged
+        self.ask(share, memory.sX, tidx)
         if tidx < WORDS:
-            sW[tidx] = select(
-                tidx == LEAST, Int32(MOST_NUMBER), select(tidx == MOST_OF_ALL, Int32(NONE), Int32(0))
-            )
+            limits = select(tidx == MOST_OF_ALL, Int32(NONE), Int32(0))
+            sW[tidx] = select(tidx == LEAST, Int32(MOST_NUMBER), limits)
         if tidx == 0:
             cute.arch.mbarrier_init(barrier, 1)
         cute.arch.mbarrier_init_fence()
         cute.arch.cluster_arrive()
 
-        (seen, total), above, tops = self.reduce(share, math.exp, memory.sX, chosen, tidx)
+        # Behind the copies, which need not wait for what it takes to find it.
+        chosen = self.chosen(share, tidx)
+        (seen, total), above = self.reduce(share, math.exp, memory.sX, chosen, tidx)
         key, of_vectors = LOWEST, (seen, total)
         if const_expr(s.edges):
             if tidx < 2 * s.vector:
@@ -89,11 +92,7 @@ class HeldTopkKernel(LongTopkKernel):
         # All CTAs of the cluster have begun: their memory is there, and cleared.
         cute.arch.cluster_wait()
         if const_expr(s.most):
-            numbers = self.numbers(share, noted, of_vectors[0], tops)
-            for peer in cutlass.range_constexpr(s.cluster_n):
-                for i in cutlass.range_constexpr(s.spread):
-                    at = cute.crd2idx((tidx, i, share.number), sG.layout)
-                    store_in(sG, at, Int32(peer), numbers[i])
+            self.tell(share, noted, of_vectors[0], sG, tidx)
         if const_expr(s.chosen):
             above = cute.arch.warp_redux_sync(above, "add")
             if tidx % WARP == 0:
@@ -104,8 +103,8 @@ class HeldTopkKernel(LongTopkKernel):
         cute.arch.cluster_wait()
 
         if const_expr(s.most):
-            numbers = [sG[tidx, i, peer] for peer in range(s.cluster_n) for i in range(s.spread)]
-            bound = bound_of_groups(noted, candidates.k, s.most <= s.threads, numbers, Int32(NONE))
+            numbers = [sG[i + tidx % WARP] for i in range(0, cute.size(sG), WARP)]
+            bound = bound_of(numbers, candidates.k, s.most <= WARP)
             self.collect_held(share, memory.sX, candidates, seen, noted.limit(below(bound)), tidx)
             if const_expr(s.edges):
                 add(candidates, key, noted.least(bound))
@@ -129,35 +128,52 @@ class HeldTopkKernel(LongTopkKernel):
         if const_expr(self.spec.most):
             fits = fits & (sW[COUNT] <= candidates.places)
             if (share.number == 0) & (sW[COUNT] > candidates.places):
-                super().row(*self.alone(share, math, memory), chosen, tidx)
+                super().row(*self.alone(share, math, memory), tidx, chosen)
         if fits:
             self.finish(share, math, candidates, noted, state, sW[LARGER], chosen, tidx)
 
     # A share.
 
+    def parts(self, share: Share) -> list[tuple[Int32, Int32]]:
+        """(first, end) of the tiles of each part."""
+        each = ceil_div(share.tiles, PARTS)
+        return [(part * each, smaller((part + 1) * each, share.tiles)) for part in range(PARTS)]
+
+    @cute.jit
+    def ask(self, share: Share, sX: cute.Tensor, tidx: Int32):
+        """Start to load all of this thread's vectors, each part as a group."""
+        for first, end in self.parts(share):
+            for number in cutlass.range(first, end, unroll=1):
+                self.copy(share, sX, number, tidx)
+            cute.arch.cp_async_commit_group()
+
     @cute.jit
     def reduce(
         self, share: Share, exp: cutlass.Constexpr, sX: cute.Tensor, chosen: Float32, tidx: Int32
     ) -> tuple:
-        """((maximum, sum) of this thread's vectors, how many elements are larger than the chosen one, the maxima of its
-        groups). All vectors are asked for before any is waited for."""
-        s = self.spec
-        each = ceil_div(share.tiles, PARTS)
-        for part in cutlass.range_constexpr(PARTS):
-            for number in cutlass.range(part * each, smaller((part + 1) * each, share.tiles), unroll=1):
-                self.copy(share, sX, number, tidx)
-            cute.arch.cp_async_commit_group()
+        """((maximum, sum) of this thread's vectors, how many elements are larger than the chosen one)."""
         seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
-        tops = [seen for _ in range(s.spread)] if s.spread > 1 else []
-        tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
-        for part in cutlass.range_constexpr(PARTS):
+        tXrX = [cute.make_rmem_tensor(self.spec.vector, self.dtype) for _ in range(STEPS)]
+        for part, (first, end) in enumerate(self.parts(share)):
             cute.arch.cp_async_wait_group(PARTS - 1 - part)
-            for number in cutlass.range(part * each, smaller((part + 1) * each, share.tiles), unroll=1):
+            for number in cutlass.range(first, end, unroll=1):
                 self.hold(share, sX, number, tidx, tXrX)
-                maxima = [largest([x], []) for x in tXrX] if s.spread > 1 else [largest(tXrX, [])]
-                seen, total, above = self.fold(exp, tXrX, maxima, seen, total, above, chosen)
-                tops = [tree(online.maximum, [top, *maxima[i :: len(tops)]]) for i, top in enumerate(tops)]
-        return (seen, total), above, tops
+                seen, total, above = self.fold(exp, tXrX, [largest(tXrX, [])], seen, total, above, chosen)
+        return (seen, total), above
+
+    @cute.jit
+    def tell(self, share: Share, noted: Noted, seen: Float32, sG: cute.Tensor, tidx: Int32):
+        """Let all CTAs know the number of the largest element of this thread's group. seen: this thread's largest."""
+        s = self.spec
+        exists = self.vector(share, Int32(0), 0, tidx) < share.end
+        number = select(exists, noted.number(seen), Int32(NONE))
+        for bit in cutlass.range_constexpr(s.lanes.bit_length() - 1):
+            number = larger(number, cute.arch.shuffle_sync_bfly(number, 1 << bit))
+        at = cute.crd2idx((tidx // s.lanes, share.number), sG.layout)
+        for first in cutlass.range_constexpr(0, s.cluster_n, s.lanes):
+            peer = first + tidx % s.lanes
+            if peer < s.cluster_n:
+                store_in(sG, at, peer, number)
 
     @cute.jit
     def collect_held(
@@ -172,23 +188,26 @@ class HeldTopkKernel(LongTopkKernel):
         """Put this thread's elements above a limit in places of the cluster's first CTA. seen: the largest of them, and
         of what is no vector."""
         V, sK, sW, places = self.spec.vector, candidates.sK, candidates.sW, candidates.places
+        tXrX = [cute.make_rmem_tensor(V, self.dtype) for _ in range(STEPS)]
         if exceeds(seen, limit):
             for number in cutlass.range(share.tiles, unroll=1):
-                tXsX = self.slots(sX, number, tidx)
+                # -inf where there is no vector.
+                self.hold(share, sX, number, tidx, tXrX)
+                which, column = Uint32(0), share.head + self.vector(share, number, 0, tidx) * V
                 for u in cutlass.range_constexpr(STEPS):
-                    vector = self.vector(share, number, u, tidx)
-                    tXrX, which = cute.make_rmem_tensor(V, self.dtype), Int32(0)
-                    if vector < share.end:
-                        cute.autovec_copy(tXsX[None, u], tXrX)
-                        for v, x in enumerate(unpack(tXrX)):
-                            which = which | select(exceeds(x, limit), Int32(1 << v), Int32(0))
-                    if which != 0:
-                        place, column = add_in(sW, COUNT, cute.arch.popc(which)), share.head + vector * V
-                        # Few as a rule: a turn for each of them.
-                        while (which != 0) & (place < places):
-                            v = cute.arch.popc((which ^ (which - 1)) >> 1)  # the first one
-                            store_in(sK, place, Int32(0), key_of(tXsX[v, u].to(Float32), column + v))
-                            which, place = which & (which - 1), place + 1
+                    exists = self.vector(share, number, u, tidx) < share.end
+                    for v, x in enumerate(unpack(tXrX[u])):
+                        reaches = exists & exceeds(x, limit)
+                        which = which | select(reaches, Uint32(1 << (u * V + v)), Uint32(0))
+                if which != 0:
+                    tXsX = self.slots(sX, number, tidx)
+                    place = add_in(sW, COUNT, Int32(cute.arch.popc(which)))
+                    # Few as a rule: a turn for each of them.
+                    while (which != 0) & (place < places):
+                        i = Int32(cute.arch.popc((which ^ (which - 1)) >> 1))  # the first one
+                        x = tXsX[i % V, i // V].to(Float32)
+                        store_in(sK, place, Int32(0), key_of(x, column + i // V * (WARP * V) + i % V))
+                        which, place = which & (which - 1), place + 1
 
     def alone(self, share: Share, math: object, memory: Memory) -> tuple[Share, object, Memory]:
         """What `LongTopkKernel.row` takes for the whole row."""
@@ -203,6 +222,26 @@ class HeldTopkKernel(LongTopkKernel):
         buffer = cute.make_tensor(memory.buffer.iterator, cute.make_layout((1, (s.threads // WARP, 1))))
         noted = replace(memory.noted, end=share.head + vectors * s.vector)
         return whole, math, replace(memory, sX=sX, buffer=buffer, noted=noted)
+
+
+@cute.jit
+def bound_of(numbers: list[Int32], k: Int32, enough: cutlass.Constexpr[bool]) -> Int32:
+    """A number that at least k of a warp's numbers reach, and few more or, where many are equal, the largest such.
+    enough: whether lanes are no fewer than k, so that one number of each is enough."""
+    high, low = numbers[0], numbers[0]
+    for n in numbers[1:]:
+        high, low = larger(high, n), smaller(low, n)
+    if const_expr(enough):
+        low = high
+    high, low = cute.arch.warp_redux_sync(high, "max"), cute.arch.warp_redux_sync(low, "min")
+    few = k + (k >> 3) + 2
+    while low < high:
+        middle = (low | high) - ((low ^ high) >> 1)  # rounded up
+        reach = [select(n >= middle, Int32(1), Int32(0)) for n in numbers]
+        count = cute.arch.warp_redux_sync(tree(operator.add, reach), "add")
+        low = select(count >= k, middle, low)
+        high = select(count > few, high, select(count >= k, middle, middle - 1))
+    return low
 
 
 def store_in(sX: cute.Tensor, place: Int32, rank: Int32, number: Int32 | Int64):

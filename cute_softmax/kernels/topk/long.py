@@ -130,10 +130,9 @@ class LongTopkKernel:
         math = self.math
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
-        chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
         if const_expr(s.edges):
             self.load_edge(share, memory.sE, tidx)
-        self.row(share, math, memory, chosen, tidx)
+        self.row(share, math, memory, tidx)
 
     def memory(self, smem: cutlass.memory.SmemAllocator, share: Share, k: Int32, tidx: Int32) -> Memory:
         s = self.spec
@@ -165,11 +164,21 @@ class LongTopkKernel:
         return smem.allocate_tensor(Int64, cute.make_layout(2 * self.spec.vector), byte_alignment=16)
 
     @cute.jit
-    def row(self, share: Share, math: cutlass.Constexpr, memory: Memory, chosen: Float32, tidx: Int32):
-        """Find what this CTA's share of a row has, and store the results of the row if it is the last one to end."""
+    def row(
+        self,
+        share: Share,
+        math: cutlass.Constexpr,
+        memory: Memory,
+        tidx: Int32,
+        chosen: Float32 | None = None,
+    ):
+        """Find what this CTA's share of a row has, and store the results of the row if it is the last one to end.
+        chosen: the element that the row's index chooses, if it is known."""
         # Names of their own: what a loop on the GPU calls methods of would be carried through it.
         s, walk, sW, sE = self.spec, self.walk, memory.sW, memory.sE
         candidates, noted = memory.candidates, memory.noted
+        if const_expr(chosen is None):
+            chosen = self.chosen(share, tidx)
         state, above, bound = (Float32(0.0), Float32(0.0)), Int32(0), Int32(NONE)
         careful, lost = Boolean(False), Boolean(True)
         while lost:
@@ -220,14 +229,16 @@ class LongTopkKernel:
 
     @cute.jit
     def chosen(self, share: Share, tidx: Int32) -> Float32:
-        """The element that the row's index chooses. One that chooses none ends the kernel."""
-        at = share.at
-        index = element(Int64, at["index"], share.row * at["index_stride"])[0]
-        exists = (index >= 0) & (index < share.columns)
-        if (exists ^ True) & (share.number == 0) & (tidx == 0):
-            cute.printf(INDEX_ERROR, index, share.row, share.columns)
-            cute.arch.inline_ptx("trap;")
-        return element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0].to(Float32)
+        """The element that the row's index chooses, if there is one. One that chooses none ends the kernel."""
+        found, at = Float32(0.0), share.at
+        if const_expr(self.spec.chosen):
+            index = element(Int64, at["index"], share.row * at["index_stride"])[0]
+            exists = (index >= 0) & (index < share.columns)
+            if (exists ^ True) & (share.number == 0) & (tidx == 0):
+                cute.printf(INDEX_ERROR, index, share.row, share.columns)
+                cute.arch.inline_ptx("trap;")
+            found = element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0].to(Float32)
+        return found
 
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
         """The number of this thread's vector u of a tile, of which each warp has a part of its own: there is nothing
