@@ -25,6 +25,8 @@ from .cases import (
     RECOMPUTED,
     ROW_MASK,
     SCALED,
+    T_A_ROW,
+    TEMPERATURE,
     TO,
     WARM_STORE,
     WITH_ENTROPY,
@@ -199,8 +201,9 @@ REQUIREMENTS = (
     Requirement("split-rows", "vs_copy", must=0.62, aim=0.66, shapes=((4, 268435456),)),
     Requirement("few-rows", "behind_peer", must=0.0, method="graph-warm"),
     *(
-        Requirement(suite, "behind_peer", must=0.0, method="graph-warm")
+        Requirement(suite, "behind_peer", must=0.0, mode=mode, method="graph-warm")
         for suite in ("sampling", "sampling-fp32")
+        for mode in (f"{TEMPERATURE}1", T_A_ROW)
     ),
     *(
         Requirement("few-rows", "us", must=None, aim=us, shapes=(shape,), method="graph-warm")

@@ -90,6 +90,15 @@ def _over_vocabularies(op: str, mode: str = "") -> tuple[Case, ...]:
     return tuple(Case(op, (rows, n), mode=mode) for rows in _TOKENS for n in VOCABULARIES)
 
 
+_PROBABILITIES = (
+    *(
+        Case("sampling", (tokens, n), mode=f"{TEMPERATURE}1")
+        for tokens, n in product(_SAMPLED, _SAMPLED_FROM)
+    ),
+    *(Case("sampling", (tokens, n), mode=T_A_ROW) for tokens, n in product((1, 16, 128), (128000, 151936))),
+)
+
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -209,18 +218,17 @@ SUITES: dict[str, Suite] = {
         Suite(
             "sampling",
             "probabilities at a temperature, in float32",
-            (
-                *(
-                    Case("sampling", (tokens, n), mode=f"{TEMPERATURE}1")
-                    for tokens, n in product(_SAMPLED, _SAMPLED_FROM)
-                ),
-                *(
-                    Case("sampling", (tokens, n), mode=T_A_ROW)
-                    for tokens, n in product((1, 16, 128), (128000, 151936))
-                ),
-            ),
+            _PROBABILITIES,
+            ("cute_softmax", "copy", "torch", "torch.compile", FLASHINFER),
+            kind="graph",
+        ),
+        Suite(
+            "sampling-fp32",
+            "probabilities at a temperature, of float32 logits",
+            _PROBABILITIES,
             ("cute_softmax", "copy", "torch", "torch.compile", "quack", FLASHINFER),
             kind="graph",
+            dtype="fp32",
         ),
         Suite(
             "batch-invariant",

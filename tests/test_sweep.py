@@ -65,9 +65,11 @@ def test_which_columns(shape, dim, dtype, name, expected):
 
 
 def test_what_is_not_planned():
-    """Scores, batch-invariant calls, rows with gaps off vectors, and columns that lie apart."""
-    assert c.plan_softmax((128256, 1039), 0).movement == "sweep"
-    assert c.plan_softmax((128256, 1039), 0, scale=2.0).movement != "sweep"
+    """Scores other than numbers that multiply, batch-invariant calls, rows with gaps, and columns that lie apart."""
+    for scale in (1.0, 2.0):
+        assert c.plan_softmax((128256, 1039), 0, scale=scale).movement == "sweep"
+    for scores in ({"causal": True}, {"scale": 2.0, "causal": True}):
+        assert c.plan_softmax((128256, 1039), 0, **scores).movement != "sweep"
     with c.batch_invariant():
         assert c.plan_softmax((128256, 1039), 0).movement != "sweep"
 
@@ -100,7 +102,7 @@ def random_plans(seed: int, count: int) -> list[SweepPlan]:
 def launch_of(p: SweepPlan) -> sweep.Launch:
     """What the kernels know, in plain numbers."""
     _, *numbers = p.arguments
-    return sweep.Launch(*numbers[:-1], of_parts=0, of_columns=0, mX=[])
+    return sweep.Launch(*numbers[:-1], of_parts=0, of_columns=0, numbers={}, mX=[])
 
 
 @pytest.mark.parametrize("p", random_plans(1, 60), ids=lambda p: f"{p.outer}x{p.length}x{p.columns}")

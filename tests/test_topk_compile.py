@@ -90,7 +90,7 @@ def held(architecture: str) -> list[LongTopkClass]:
     """Classes of rows that clusters hold: of every room, plain and with all that there may be; the others' a few."""
     device, found = Device(ARCHITECTURES[architecture], 132, 60 << 20), []
     for rows, columns, k, dtype, options in (
-        (64, 151936, 8, "bf16", {}),
+        (32, 151936, 8, "bf16", {}),
         (1, 128257, 8, "fp32", {"index_stride": 1, "scaled": True}),
         (4, 50257, 20, "bf16", {"index_stride": 1, "scaled": True}),
         (130, 32768, 32, "fp16", {"scaled": True}),
