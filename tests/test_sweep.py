@@ -20,7 +20,7 @@ import cute_softmax as c
 from cute_softmax import draw
 from cute_softmax.draw import checks
 from cute_softmax.kernels import sweep
-from cute_softmax.plan import MATHS, SweepPlan
+from cute_softmax.plan import MATHS, Prologue, SweepPlan
 from cute_softmax.plan import sweep as sweep_plans
 from cute_softmax.plan.describe import plan_shape
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
@@ -68,8 +68,8 @@ def test_what_is_not_planned():
     """Scores other than numbers that multiply, batch-invariant calls, rows with gaps, and columns that lie apart."""
     for scale in (1.0, 2.0):
         assert c.plan_softmax((128256, 1039), 0, scale=scale).movement == "sweep"
-    for scores in ({"causal": True}, {"scale": 2.0, "causal": True}):
-        assert c.plan_softmax((128256, 1039), 0, **scores).movement != "sweep"
+    for scores in ({"mask": True}, {"scale": "groups"}, {"sink": True}, {"bias": True}):
+        assert not Prologue(alpha="number", **scores).multiplies
     with c.batch_invariant():
         assert c.plan_softmax((128256, 1039), 0).movement != "sweep"
 
