@@ -11,7 +11,7 @@ import checking
 import emulated
 import pytest
 import sweeps
-from classes import operands
+from classes import operands, sample
 from compiled import accesses, check_all, compile_and_read
 from sweeps import SHAPES, SWEPT, Columns
 from traced import wrong
@@ -194,9 +194,12 @@ def test_compiled(tmp_path, monkeypatch):
     check_all(listed("sm_90a"), check)
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "sm_90a"])
-def test_other_architectures(architecture, tmp_path, monkeypatch):
-    for k in listed(architecture)[::5]:
+@pytest.mark.parametrize(
+    ("first", "architecture"), [each for each in enumerate(ARCHITECTURES) if each[1] != "sm_90a"]
+)
+def test_other_architectures(first, architecture, tmp_path, monkeypatch):
+    """Of each some, other ones than of the others."""
+    for k in sample(listed(architecture), 8, first):
         found = compile_and_read(k, tmp_path, monkeypatch)
         assert f".target {architecture}" in found.ptx and not wrong(k, found.layouts)
 

@@ -107,9 +107,9 @@ def held(architecture: str) -> list[LongTopkClass]:
 def check_long(c: LongTopkClass, folder, monkeypatch):
     found = compile_and_read(c, folder, monkeypatch)
     # What is printed of a wrong index takes 24; with all that there may be, what a row has one of is spilled: 16 bytes
-    # on sm_90a, 56 on sm_120a.
-    everything = c.edges and c.chosen and c.split and c.scaled
-    assert found.local == 0 and found.stack <= 24 * c.chosen + 56 * everything, (
+    # on sm_90a, up to 96 on sm_120a.
+    everything, spilled = c.edges and c.chosen and c.split and c.scaled, 96 if "120" in c.architecture else 56
+    assert found.local == 0 and found.stack <= 24 * c.chosen + spilled * everything, (
         f"{found.stack} bytes of stack"
     )
     assert found.threads == (c.threads, 1, 1) and found.min_blocks == c.min_blocks
@@ -131,7 +131,7 @@ def test_long_rows(architecture, tmp_path, monkeypatch):
         *zip(("bf16", "fp32", "bf16", "fp16", "fp16", "bf16", "fp32", "bf16"), (*ROOMS, NO_ROOM), strict=True)
     ]
     if architecture != "sm_90a":
-        plain, kinds = [every], sample(kinds, 2)
+        plain, kinds = [every], sample(kinds, 3, list(ARCHITECTURES).index(architecture))
     found = [
         LongTopkClass(
             architecture, (dtype,), 16 // ITEM[dtype], edges, room.k, room.threads, chosen, split, scaled
