@@ -408,11 +408,11 @@ def plan_topk_long(
             **shared,
         )
 
-    held = replace(rooms[0], threads=HELD_SIZE)
-    found = None if invariant or k > HELD_K else _held(made, held, rows, vectors, device)
-    if found is not None:
-        c, shares = found, found.cluster_n
-        each = _share(vectors, shares)
+    c = None
+    if not invariant and k <= HELD_K and rows * columns <= HELD_ELEMENTS * device.multiprocessors:
+        c = _held(made, replace(rooms[0], threads=HELD_SIZE), rows, vectors, device)
+    if c is not None:
+        shares, each = c.cluster_n, _share(vectors, c.cluster_n)
     else:
         room = rooms[0] if invariant or 2 * rows > at_once(rooms[0]) else rooms[-1]
         shares = 1
@@ -439,8 +439,6 @@ def _held(
     made: Callable[..., LongTopkClass], room: Room, rows: int, vectors: int, device: Device
 ) -> LongTopkClass | None:
     """The class of rows that clusters hold, all of which run at once; None where there is none."""
-    if rows * vectors * made(room, split=False).vector > HELD_ELEMENTS * device.multiprocessors:
-        return None
     for n in HELD_CLUSTERS:
         tiles = math.ceil(_share(vectors, n) / (room.threads * STEPS))
         capacity = next((t for t in HELD_TILES if t >= tiles), None)
