@@ -84,16 +84,23 @@ def plan_softmax(
         scored = described
         scores = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
     operands, spec = scores_of(scored, dims, dtype, log, online, **scores)
-    result = torch.empty_like(described, dtype=dtype, device="meta")
+    result = _like(described, dtype)
     *scored, sink = operands
     rows = None if sink is None else numbers_of_rows(result, dims)
     if backward:
         mask, scale = (t if t is None else t.to("meta") for t in scored[1:])
-        of_input = torch.empty_like(result, dtype=described.dtype)
+        of_input = _like(result, described.dtype)
         work = backward_work(result, result, mask, scale, spec, of_input, rows, rows)
     else:
         work = forward_work(described, *scored, spec, result, sink=sink, sink_log=rows)
     return work.plan(device, in_place)
+
+
+def _like(described: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A result of such a tensor, without its memory. For the strides of others torch imports SymPy: half a second."""
+    if described.is_contiguous():
+        return torch.empty(described.shape, dtype=dtype, device="meta")
+    return torch.empty_like(described, dtype=dtype, device="meta")
 
 
 def _described(
