@@ -37,18 +37,13 @@ class Copy:
     def softmax(self, case: Case) -> Call:
         if case.result != case.dtype:
             return CopyOfAsManyBytes(case.traffic)
-        return lambda x: torch.empty_like(x).copy_(x)
+        return lambda x, *others: torch.empty_like(x).copy_(x)
 
     def softmax_backward(self, case: Case) -> Call:
         return lambda dy, y: torch.add(y, dy, out=torch.empty_like(y))
 
     def masked_softmax(self, case: Case) -> Call:
         return masked.copied(case)
-
-    def sampling(self, case: Case) -> Call:
-        if case.result != case.dtype:
-            return CopyOfAsManyBytes(case.traffic)
-        return lambda logits, temperature=None: torch.empty_like(logits).copy_(logits)
 
     def selective_log_softmax(self, case: Case) -> Call:
         return lambda logits, tokens, upstream: torch.sum(logits, -1)
@@ -98,7 +93,7 @@ class Copy:
 
         return call
 
-    log_softmax, log_softmax_backward = softmax, softmax_backward
+    log_softmax, log_softmax_backward, sampling = softmax, softmax_backward, softmax
 
     def cross_entropy(self, case: Case) -> Call:
         return lambda logits, tokens: torch.empty_like(logits).copy_(logits)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,14 +35,12 @@ def called(case: Case, function: Callable[[Tensor, float | Tensor], Tensor]) -> 
     return function if of_all_rows is None else lambda logits: function(logits, of_all_rows)
 
 
-def torchs(logits: Tensor, temperature: float | Tensor) -> Tensor:
+def torchs(logits: Tensor, temperature: float | Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """As torch's users write it."""
     if isinstance(temperature, Tensor):
         temperature = temperature.unsqueeze(-1)
-    return torch.softmax(logits.float() / temperature, -1)
+    return torch.softmax(logits.to(dtype) / temperature, -1)
 
 
-def expected(logits: Tensor, temperature: float | Tensor) -> Tensor:
-    """The probabilities in float64."""
-    column = temperature.double().unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    return torch.softmax(logits.double() / column, -1)
+# The probabilities in float64.
+expected = partial(torchs, dtype=torch.float64)

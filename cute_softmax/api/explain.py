@@ -99,7 +99,7 @@ def plan_softmax(
 def _like(described: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A result of such a tensor, without its memory. For the strides of others torch imports SymPy: half a second."""
     if described.is_contiguous():
-        return torch.empty(described.shape, dtype=dtype, device="meta")
+        return of_shape(described.shape, dtype)
     return torch.empty_like(described, dtype=dtype, device="meta")
 
 

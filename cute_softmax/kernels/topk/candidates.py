@@ -13,7 +13,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from ...plan.topk_long import COUNT, COUNTS
 from ..common.index import select
@@ -52,6 +52,20 @@ class Candidates:
         """This thread's share of the first `count` candidates, of `most` at most."""
         places = [self.tidx + i * self.threads for i in range(math.ceil(most / self.threads))]
         return [select(place < count, self.sK[place], LOWEST) for place in places]
+
+
+@cute.jit
+def put(
+    which: Int32 | Uint32,
+    place: Int32,
+    places: cutlass.Constexpr[int],
+    store: cutlass.Constexpr[Callable[[Int32, Int32], None]],
+):
+    """Give places from one on, as far as there are any, to the elements that the bits of a mask stand for:
+    `store(place, bit)`. There are few as a rule: a turn for each of them, instead of one for each bit."""
+    while (which != 0) & (place < places):
+        store(place, Int32(cute.arch.popc((which ^ (which - 1)) >> 1)))  # the first one
+        which, place = which & (which - 1), place + 1
 
 
 @cute.jit

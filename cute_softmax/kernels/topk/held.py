@@ -11,6 +11,7 @@ alone (see `long`).
 
 import operator
 from dataclasses import replace
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
@@ -24,9 +25,9 @@ from ..common import reduce
 from ..common.copy import largest, unpack
 from ..common.index import ceil_div, larger, select, smaller
 from ..common.reduce import tree
-from .candidates import LOWEST, Candidates, add, key_of
+from .candidates import LOWEST, Candidates, add, key_of, put
 from .long import MOST_NUMBER, LongTopkKernel, Memory
-from .noted import NONE, Noted, below, exceeds
+from .noted import NONE, Noted, below, exceeds, narrowed
 from .shares import Share
 
 PARTS = 4  # of a share, each of which is waited for apart
@@ -35,26 +36,17 @@ PARTS = 4  # of a share, each of which is waited for apart
 class HeldTopkKernel(LongTopkKernel):
     """The kernel of one Plan class that has clusters."""
 
-    def memory(self, smem: cutlass.memory.SmemAllocator, share: Share, k: Int32, tidx: Int32) -> Memory:
+    @property
+    def staged(self) -> int:
+        return self.spec.staged // (self.dtype.width // 8)
+
+    def units(self, smem: cutlass.memory.SmemAllocator, sX: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
+        """Behind the tiles that are under way where the first CTA reads the row alone."""
         s = self.spec
-        layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
-        buffer = smem.allocate_tensor(Int64, layout, byte_alignment=8)
-        observe("reduction_buffer", buffer)
-        elements = s.staged // (self.dtype.width // 8)
-        sX = smem.allocate_tensor(self.dtype, cute.make_layout(elements), byte_alignment=16)
-        sW = smem.allocate_tensor(Int32, cute.make_layout(WORDS), byte_alignment=16)
-        candidates, noted = None, None
-        if s.most:
-            sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
-            candidates = Candidates(sK, sW, tidx, k, s.threads)
-            # Behind the tiles that are under way where the first CTA reads the row alone.
-            layout = cute.make_layout((s.vector, s.room.unit, s.noted))
-            sV = cute.make_tensor(sX.iterator + STAGES * s.tile, layout)
-            columns = cute.recast_ptr(sV.iterator + cute.cosize(layout), dtype=Int32)
-            noted = self.noted(share, sV, cute.make_tensor(columns, cute.make_layout(s.noted)), sW, tidx)
-        sX = cute.make_tensor(sX.iterator, cute.make_layout(s.smem.shape, stride=s.smem.stride))
-        observe("smem", sX)
-        return Memory(sX, sW, self.edge_memory(smem), buffer, candidates, noted, self.exchanged(smem))
+        layout = cute.make_layout((s.vector, s.room.unit, s.noted))
+        sV = cute.make_tensor(sX.iterator + STAGES * s.tile, layout)
+        columns = cute.recast_ptr(sV.iterator + cute.cosize(layout), dtype=Int32)
+        return sV, cute.make_tensor(columns, cute.make_layout(s.noted))
 
     def exchanged(self, smem: cutlass.memory.SmemAllocator) -> tuple[cute.Tensor | None, cute.Pointer]:
         """(numbers of the maxima of all CTAs' groups, the mbarrier of their states)."""
@@ -82,22 +74,22 @@ class HeldTopkKernel(LongTopkKernel):
 
         # Behind the copies, which need not wait for what it takes to find it.
         chosen = self.chosen(share, tidx)
-        (seen, total), above = self.reduce(share, math.exp, memory.sX, chosen, tidx)
-        key, of_vectors = LOWEST, (seen, total)
+        state, above = self.reduce(share, math.exp, memory.sX, chosen, tidx)
+        (seen, _), key = state, LOWEST
         if const_expr(s.edges):
-            if tidx < 2 * s.vector:
-                key = memory.sE[tidx]
-            (seen, total), above = self.with_scalar(math, key, (seen, total), above, chosen)
+            key = self.edge(memory.sE, tidx)
+            state, above = self.with_scalar(math, key, state, above, chosen)
+        reached = state[0]
 
         # All CTAs of the cluster have begun: their memory is there, and cleared.
         cute.arch.cluster_wait()
         if const_expr(s.most):
-            self.tell(share, noted, of_vectors[0], sG, tidx)
+            self.tell(share, noted, seen, sG, tidx)
         if const_expr(s.chosen):
             above = cute.arch.warp_redux_sync(above, "add")
             if tidx % WARP == 0:
                 add_in(sW, LARGER, above)
-        state = math.whole.lanes((seen, total), WARP)
+        state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, memory.buffer, barrier, Int32(0), s.cluster_n)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -105,7 +97,7 @@ class HeldTopkKernel(LongTopkKernel):
         if const_expr(s.most):
             numbers = [sG[i + tidx % WARP] for i in range(0, cute.size(sG), WARP)]
             bound = bound_of(numbers, candidates.k, s.most <= WARP)
-            self.collect_held(share, memory.sX, candidates, seen, noted.limit(below(bound)), tidx)
+            self.collect_held(share, memory.sX, candidates, reached, noted.limit(below(bound)), tidx)
             if const_expr(s.edges):
                 add(candidates, key, noted.least(bound))
             cute.arch.cluster_arrive()
@@ -128,7 +120,8 @@ class HeldTopkKernel(LongTopkKernel):
         if const_expr(self.spec.most):
             fits = fits & (sW[COUNT] <= candidates.places)
             if (share.number == 0) & (sW[COUNT] > candidates.places):
-                super().row(*self.alone(share, math, memory), tidx, chosen)
+                whole, own = self.alone(share, memory)
+                super().row(whole, math, own, tidx, chosen)
         if fits:
             self.finish(share, math, candidates, noted, state, sW[LARGER], chosen, tidx)
 
@@ -187,7 +180,7 @@ class HeldTopkKernel(LongTopkKernel):
     ):
         """Put this thread's elements above a limit in places of the cluster's first CTA. seen: the largest of them, and
         of what is no vector."""
-        V, sK, sW, places = self.spec.vector, candidates.sK, candidates.sW, candidates.places
+        V, sK, sW = self.spec.vector, candidates.sK, candidates.sW
         tXrX = [cute.make_rmem_tensor(V, self.dtype) for _ in range(STEPS)]
         if exceeds(seen, limit):
             for number in cutlass.range(share.tiles, unroll=1):
@@ -202,15 +195,10 @@ class HeldTopkKernel(LongTopkKernel):
                 if which != 0:
                     tXsX = self.slots(sX, number, tidx)
                     place = add_in(sW, COUNT, Int32(cute.arch.popc(which)))
-                    # Few as a rule: a turn for each of them.
-                    while (which != 0) & (place < places):
-                        i = Int32(cute.arch.popc((which ^ (which - 1)) >> 1))  # the first one
-                        x = tXsX[i % V, i // V].to(Float32)
-                        store_in(sK, place, Int32(0), key_of(x, column + i // V * (WARP * V) + i % V))
-                        which, place = which & (which - 1), place + 1
+                    put(which, place, candidates.places, partial(keep, tXsX, sK, column))
 
-    def alone(self, share: Share, math: object, memory: Memory) -> tuple[Share, object, Memory]:
-        """What `LongTopkKernel.row` takes for the whole row."""
+    def alone(self, share: Share, memory: Memory) -> tuple[Share, Memory]:
+        """The whole row as one share, and shared memory as `LongTopkKernel.row` has it."""
         s = self.spec
         vectors = (share.columns - share.head) // s.vector
         tiles = ceil_div(vectors, s.threads * STEPS)
@@ -221,7 +209,7 @@ class HeldTopkKernel(LongTopkKernel):
         sX = cute.make_tensor(memory.sX.iterator, cute.make_layout((s.tile, STAGES)))
         buffer = cute.make_tensor(memory.buffer.iterator, cute.make_layout((1, (s.threads // WARP, 1))))
         noted = replace(memory.noted, end=share.head + vectors * s.vector)
-        return whole, math, replace(memory, sX=sX, buffer=buffer, noted=noted)
+        return whole, replace(memory, sX=sX, buffer=buffer, noted=noted)
 
 
 @cute.jit
@@ -234,14 +222,20 @@ def bound_of(numbers: list[Int32], k: Int32, enough: cutlass.Constexpr[bool]) ->
     if const_expr(enough):
         low = high
     high, low = cute.arch.warp_redux_sync(high, "max"), cute.arch.warp_redux_sync(low, "min")
-    few = k + (k >> 3) + 2
-    while low < high:
-        middle = (low | high) - ((low ^ high) >> 1)  # rounded up
+
+    def reaching(middle: Int32) -> Int32:
         reach = [select(n >= middle, Int32(1), Int32(0)) for n in numbers]
-        count = cute.arch.warp_redux_sync(tree(operator.add, reach), "add")
-        low = select(count >= k, middle, low)
-        high = select(count > few, high, select(count >= k, middle, middle - 1))
-    return low
+        return cute.arch.warp_redux_sync(tree(operator.add, reach), "add")
+
+    return narrowed(low, high, k, reaching)
+
+
+def keep(tXsX: cute.Tensor, sK: cute.Tensor, column: Int32, place: Int32, i: Int32):
+    """Put the key of element i of a thread's vectors of a tile, whose first one has a column, in a place of the first
+    CTA."""
+    V = cute.size(tXsX, mode=[0])
+    x = tXsX[i % V, i // V].to(Float32)
+    store_in(sK, place, Int32(0), key_of(x, column + i // V * (WARP * V) + i % V))
 
 
 def store_in(sX: cute.Tensor, place: Int32, rank: Int32, number: Int32 | Int64):

@@ -140,28 +140,39 @@ class LongTopkKernel:
         buffer = smem.allocate_tensor(Int64, layout, byte_alignment=8)
         observe("reduction_buffer", buffer)
         layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
-        sX = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
+        room = smem.allocate_tensor(self.dtype, cute.make_layout(self.staged), byte_alignment=16)
+        sX = cute.make_tensor(room.iterator, layout)
         observe("smem", sX)
         sW = smem.allocate_tensor(Int32, cute.make_layout(WORDS), byte_alignment=16)
         candidates, noted = None, None
         if s.most:
             sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
             candidates = Candidates(sK, sW, tidx, k, s.threads)
-            layout = cute.make_layout((s.vector, s.room.unit, s.noted))
-            sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
-            sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
-            noted = self.noted(share, sV, sC, sW, tidx)
-        return Memory(sX, sW, self.edge_memory(smem), buffer, candidates, noted)
+            noted = self.noted(share, *self.units(smem, sX), sW, tidx)
+        sE = None
+        if s.edges:
+            sE = smem.allocate_tensor(Int64, cute.make_layout(2 * s.vector), byte_alignment=16)
+        return Memory(sX, sW, sE, buffer, candidates, noted, self.exchanged(smem))
+
+    @property
+    def staged(self) -> int:
+        """Elements that tiles, and what lies behind them, have room for."""
+        return STAGES * self.spec.tile
+
+    def units(self, smem: cutlass.memory.SmemAllocator, sX: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
+        """(sV, sC) of `Noted`. sX: the tiles."""
+        s = self.spec
+        layout = cute.make_layout((s.vector, s.room.unit, s.noted))
+        sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
+        return sV, smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
+
+    def exchanged(self, smem: cutlass.memory.SmemAllocator) -> None:
+        """What the CTAs of a row exchange in shared memory: nothing."""
 
     def noted(self, share: Share, sV: cute.Tensor, sC: cute.Tensor, sW: cute.Tensor, tidx: Int32) -> Noted:
         s = self.spec
         end = share.head + share.end * s.vector
         return Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), end, SPARE_BITS[s.dtypes[0]])
-
-    def edge_memory(self, smem: cutlass.memory.SmemAllocator) -> cute.Tensor | None:
-        if not self.spec.edges:
-            return None
-        return smem.allocate_tensor(Int64, cute.make_layout(2 * self.spec.vector), byte_alignment=16)
 
     @cute.jit
     def row(
@@ -300,6 +311,14 @@ class LongTopkKernel:
             if (share.number == 0) & exists:
                 x = element(self.dtype, share.at["x"], share.start + column)[0].to(Float32)
                 sE[tidx] = key_of(x, column)
+
+    @cute.jit
+    def edge(self, sE: cute.Tensor, tidx: Int32) -> Int64:
+        """What `load_edge` has put there; LOWEST for threads that have no place."""
+        key = LOWEST
+        if tidx < 2 * self.spec.vector:
+            key = sE[tidx]
+        return key
 
     # The tiles.
 
@@ -468,9 +487,7 @@ class LongTopkKernel:
     ) -> tuple:
         """What `walk` gives, and this thread's scalar at the edges of a row. It becomes a candidate when all else has
         come: a bound that the tail had a part in would leave out elements that equal it, of lower indices."""
-        s, key = self.spec, LOWEST
-        if tidx < 2 * s.vector:
-            key = sE[tidx]
+        s, key = self.spec, self.edge(sE, tidx)
         state, above = self.with_scalar(math, key, state, above, chosen)
         if const_expr(s.most):
             count = candidates.sW[COUNT]

@@ -14,8 +14,9 @@ A warp notes in places of its own, so that none waits for another. A warp of whi
 """
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import cutlass
 import cutlass.cute as cute
@@ -26,7 +27,7 @@ from ...plan.topk_long import COUNT, LEAST, MOST_OF_ALL
 from ..common.copy import largest, unpack
 from ..common.index import larger, select, smaller
 from ..common.reduce import threads_that
-from .candidates import KEYS, LOWEST, Candidates, add, key_of
+from .candidates import KEYS, LOWEST, Candidates, add, key_of, put
 from .select import normal, ordered
 
 NONE = -(1 << 31)  # a bound below all numbers
@@ -202,11 +203,12 @@ def add_above(noted: Noted, count: Int32, candidates: Candidates, limit: Float32
             which = which | select(exceeds(elements[v], limit), Int32(1 << v), Int32(0))
         if (which != 0) & (column < noted.end):
             place = cute.arch.atomic_add(sW.iterator + COUNT, cute.arch.popc(which))
-            # Few as a rule: a turn for each of them, instead of one for each element.
-            while (which != 0) & (place < candidates.places):
-                v = cute.arch.popc((which ^ (which - 1)) >> 1)  # the first one
-                sK[place] = key_of(noted.element(i, v), column + v)
-                which, place = which & (which - 1), place + 1
+            put(which, place, candidates.places, partial(keep, noted, sK, i, column))
+
+
+def keep(noted: Noted, sK: cute.Tensor, i: Int32, column: Int32, place: Int32, v: Int32):
+    """Put the key of an element of a vector, whose first one has a column, in a place."""
+    sK[place] = key_of(noted.element(i, v), column + v)
 
 
 @cute.jit
@@ -229,11 +231,19 @@ def bound_of_groups(
         cute.arch.atomic_min(sW.iterator + LEAST, low)
     cute.arch.barrier()
     high, low = sW[MOST_OF_ALL], larger(before, sW[LEAST])
+    return narrowed(low, high, k, lambda middle: sum(threads_that(n >= middle) for n in numbers))
+
+
+@cute.jit
+def narrowed(
+    low: Int32, high: Int32, k: Int32, reaching: cutlass.Constexpr[Callable[[Int32], Int32]]
+) -> Int32:
+    """Between two numbers one that at least k reach, and few more or, where many are equal, the largest such.
+    reaching: how many reach a number; of `low` it is k at least."""
     few = k + (k >> 3) + 2
     while low < high:
-        middle, count = (low | high) - ((low ^ high) >> 1), Int32(0)  # rounded up
-        for n in numbers:
-            count = count + threads_that(n >= middle)
+        middle = (low | high) - ((low ^ high) >> 1)  # rounded up
+        count = reaching(middle)
         low = select(count >= k, middle, low)
         high = select(count > few, high, select(count >= k, middle, middle - 1))
     return low
