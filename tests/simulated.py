@@ -221,9 +221,9 @@ class Launches(list):
         found.function = function
         return found
 
-    def largest(self, device, rows, columns, k, operand, index_stride, scaled, invariant):
+    def largest(self, device, rows, columns, k, operand, result, index_stride, scaled, invariant):
         """`dispatch.heads.largest._call`, likewise."""
-        found = _LARGEST(device, rows, columns, k, operand, index_stride, scaled, invariant)
+        found = _LARGEST(device, rows, columns, k, operand, result, index_stride, scaled, invariant)
         names = found.plan.kernel.operands
         if found.plan.laid_out:
             _, operand = dense((rows, columns), operand.dtype)
@@ -244,9 +244,10 @@ class Launches(list):
                 index = at(addresses["index"], (rows, 1), Operand("int64", (index_stride, 0)))
                 results |= {"found": log_p.gather(-1, index), "ranks": (x > x.gather(-1, index)).sum(-1)}
             assert {*results} == {*names} - {"x", "index"}
+            dtypes = {"values": result, "found": result, "indices": "int64", "ranks": "int64"}
             for name, value in results.items():
                 shape = (rows, k) if name in ("values", "indices") else (rows, 1)
-                dtype = "int64" if name in ("indices", "ranks") else "fp32"
+                dtype = dtypes.get(name, "fp32")
                 at(addresses[name], *dense(shape, dtype)).copy_(value.view(shape))
 
         found.function = function

@@ -19,9 +19,9 @@ from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.topk_long import (
     BINS,
-    HELD_BLOCKS,
     HELD_GROUPS,
     HELD_K,
+    HELD_THREADS,
     MOST,
     ROOMS,
     SHARES,
@@ -206,17 +206,19 @@ def test_plans(name):
                 )
                 assert (made.tiles - 1) * c.tile < each <= made.tiles * c.tile
                 if c.held:  # by CTAs all of which run at once, with a part of it for each warp
-                    assert made.shares == c.cluster_n and made.tiles <= c.held and k <= c.most <= HELD_K
-                    assert made.ctas == rows and rows * c.cluster_n <= HELD_BLOCKS * 132
-                    assert columns // c.vector >= c.cluster_n * c.threads * STEPS
+                    assert made.shares == c.cluster_n and made.vectors <= c.held * c.threads
+                    assert made.ctas == rows and rows * c.cluster_n * c.threads <= HELD_THREADS * 132
+                    assert columns // c.vector >= c.cluster_n * c.threads and k <= c.most <= HELD_K
                     assert k <= HELD_GROUPS * k <= max(c.maxima.cosize, 1) or c.lanes == 1 or not k
-                    assert not c.split and (not k or (c.maxima.cosize % 32 == 0 and k <= c.maxima.cosize))
+                    assert not c.split and (not k or c.maxima.cosize >= max(32, k))
+                    assert c.most <= 32 or c.maxima.cosize % 32 == 0 or not k
                 else:
                     assert (
                         1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)
                     ) or not k
                     assert c.split == (made.shares > 1) and made.ctas == rows * made.shares
-                room = next((r for r in ROOMS if 0 < k <= r.k and r.threads == c.threads), None)
+                fit = [r for r in ROOMS if 0 < k <= r.k and (r.threads == c.threads or c.held)]
+                room = fit[0] if fit else None
                 assert c.most == (room.k if room else 0)
                 if 8 < k <= 128 and not c.held:  # the more rows, the smaller the CTAs
                     assert c.threads == (256 if rows <= 132 else 128)

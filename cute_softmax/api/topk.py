@@ -199,7 +199,7 @@ def _named(
 def plan_topk_log_softmax(
     input: torch.Tensor | Sequence[int],
     k: int,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     *,
     index: bool = False,
     scale: float = 1.0,
@@ -215,7 +215,8 @@ def plan_topk_log_softmax(
         input: A tensor, of which the strides and, on CUDA, the address and GPU matter; or the shape of a contiguous
             one.
         k: As in `topk_log_softmax`.
-        dtype: The dtype of the logits, if a shape is given.
+        dtype: The dtype of the log-probabilities, that of the logits if None; for a shape also that of the logits
+            (bfloat16 if None). Of a tensor that requires a gradient, and of other dtypes, the kernel stores float32.
         index: Whether one element per row is chosen.
         scale: As in `topk_log_softmax`.
         device: The GPU to plan for, unless the input is a CUDA tensor.
@@ -229,7 +230,7 @@ def plan_topk_log_softmax(
         NotPlanned: As in `topk_log_softmax`.
     """
     if not isinstance(input, torch.Tensor):
-        input = of_shape(input, dtype)
+        input = of_shape(input, dtype or torch.bfloat16)
     if input.dtype not in launch.DTYPE_NAMES:
         raise TypeError(f"no kernels for {input.dtype}")
     _check_k(input, k)
@@ -243,6 +244,7 @@ def plan_topk_log_softmax(
         k,
         launch.operand(rows),
         device,
+        result=launch.DTYPE_NAMES[largest.stored(input, dtype or input.dtype)],
         index_stride=1 if index else None,
         scaled=number("scale", scale) != 1,
         invariant=in_force(),

@@ -32,23 +32,21 @@ MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
-# Of rows that are held: threads of a CTA, CTAs that a multiprocessor must have room for, and CTAs of it that rows have
-# at most: of more, not all clusters would run at once.
-HELD_SIZE, HELD_ROOM, HELD_BLOCKS = 128, 6, 4
-HELD_CLUSTERS = (16, 8, 4, 2)
-# Elements of a multiprocessor, at most: of more, threads that take tiles in turn, and wait for each other less, are
-# faster (H200, 2026-11-29, k = 8 and 128, bf16: 36,800 0.90 and 0.68 of their time, 63,500 0.98 and 1.04, 73,700 1.03
-# and 1.12).
-HELD_ELEMENTS = 48_000
-# Tiles that a CTA holds: of each number there is a class, and shared memory for them.
-HELD_TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+# Of rows that are held: threads of a CTA, and of a multiprocessor and a cluster at most. Vectors of a thread: of each
+# number there is a class, and up to HELD_FEW fewer threads are better. Vectors of a CTA, if others need not share them.
+HELD_SIZES, HELD_THREADS, HELD_CLUSTER = (128, 256, 512), 1024, 4096
+HELD_VECTORS, HELD_FEW, HELD_LEAST = (1, 2, 3, 4, 5, 6, 8, 10, 11, 12), 5, 512
+# Of the CTAs that there is room for those of clusters of more than two that run at once: of 64 clusters of 8, of which
+# 66 would fit, some began when others had ended (H200, 2026-11-29: 14.2 us instead of 9.9 with 48).
+HELD_SHARE = 7 / 8
 HELD_K = 128  # the largest k of rows that are held
 # Groups of a cluster's elements for each of the k largest: few more elements than k reach the k-th of so many maxima.
 HELD_GROUPS = 4
 KEY = 8  # bytes
+BARRIERS = 3  # mbarriers of a cluster's CTA
 # Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, the
 # least and the largest number of a group, and a number for each bit of a key; see `kernels.topk`.
-COUNT, FLAG, LARGER, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 4, 5, 8
+COUNT, FLAG, LARGER, BOUND, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 3, 4, 5, 8
 WORDS = COUNTS + 64
 SPARE_BITS = {"bf16": 16, "fp16": 13, "fp32": 0}  # of a float32, its last, that a dtype does not have
 BINS = 256  # intervals of numbers that order candidates: a power of two, and some for each lane of a warp
@@ -104,7 +102,7 @@ class LongTopkClass(ClassBase):
     Attributes:
         math: "topk_log_softmax".
         architecture: What it is compiled for.
-        dtypes: Of the row.
+        dtypes: Of the row, and of the logarithms.
         vector: Elements of one access to the row.
         edges: Whether rows may begin or end off a vector boundary, so that scalars are handled apart.
         most: The largest k of its `room` in shared memory; 0 where nothing is selected.
@@ -113,7 +111,7 @@ class LongTopkClass(ClassBase):
         split: Whether several CTAs share a row in global memory.
         scaled: Whether the logits are multiplied by a positive number.
         cluster_n: CTAs of a cluster, which share a row; 1 without clusters.
-        held: Tiles of its share that each of these holds in shared memory; 0 without clusters.
+        held: Vectors of its share that each thread of these holds in registers; 0 without clusters.
         movement: How data reaches the threads.
     """
 
@@ -144,7 +142,7 @@ class LongTopkClass(ClassBase):
     def min_blocks(self) -> int:
         """CTAs that a multiprocessor must have room for."""
         if self.held:
-            return HELD_ROOM - self.chosen
+            return HELD_THREADS // self.threads
         return min_blocks(self.room, self.chosen)
 
     @property
@@ -199,12 +197,17 @@ class LongTopkClass(ClassBase):
     @property
     def smem(self) -> Layout:
         """(column in a tile, stage) -> element in shared memory."""
-        return Layout((self.tile, self.held or STAGES), (1, self.tile))
+        return Layout((self.tile, STAGES), (1, self.tile))
 
     @property
     def reduction_buffer(self) -> Layout:
         """(row, (warp, CTA of the cluster)) -> slot of a (maximum, sum) pair."""
         return Layout.ordered((1, (self.threads // WARP, self.cluster_n)), (1, 0))
+
+    @property
+    def slot(self) -> int:
+        """Bytes of a slot of it: CTAs of a cluster also exchange how many elements are larger than the chosen one."""
+        return 16 if self.held and self.chosen else 8
 
     @property
     def maxima(self) -> Layout:
@@ -215,16 +218,17 @@ class LongTopkClass(ClassBase):
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
         edges = 2 * self.vector * self.edges
-        kept = self.staged + KEY * (self.places + self.reduction_buffer.cosize + edges) + 4 * WORDS
-        return kept + 4 * self.maxima.cosize * bool(self.most) + KEY if self.held else kept
+        kept = self.staged + KEY * (self.places + edges) + 4 * WORDS
+        kept += self.reduction_buffer.cosize * self.slot
+        return kept + 4 * self.maxima.cosize * bool(self.most) + BARRIERS * 8 if self.held else kept
 
     @property
     def staged(self) -> int:
-        """Bytes of shared memory for tiles, and for units that are noted: of a row that is held none are, unless its
-        first CTA must read it alone."""
+        """Bytes of shared memory for tiles, and for units that are noted: of a row that is held only if its first CTA
+        must read it again, alone."""
         vector = self.vector * ITEM_SIZE[self.dtypes[0]]
         tile = self.threads * STEPS * vector
-        return max(STAGES * tile + self.noted * (self.room.unit * vector + COLUMN), self.held * tile)
+        return STAGES * tile + self.noted * (self.room.unit * vector + COLUMN)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -328,7 +332,7 @@ class LongTopkPlan(PlanBase):
         what = [f"the {self.k} largest"] * bool(self.k) + ["a chosen element's rank"] * c.chosen
         lines = [
             f"log_softmax and {' and '.join(what)} of {counted(self.rows, 'row')} of {self.columns}, "
-            f"{c.dtypes[0]} -> fp32, for {c.architecture}",
+            f"{' -> '.join(c.dtypes)}, for {c.architecture}",
             f"  movement   topk_long: class {c.name}",
             f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} per thread of {c.threads}; "
             f"{self.tiles} of them per CTA, in turn",
@@ -353,7 +357,7 @@ class LongTopkPlan(PlanBase):
             lines.append("  ties       to the lowest index; NaN is larger than any number")
         share = "one CTA per row"
         if c.held:
-            share = f"a cluster of {c.cluster_n} CTAs per row, which hold it in {c.held} tiles each"
+            share = f"a cluster of {c.cluster_n} CTAs per row, whose threads hold {c.held} vectors each"
         elif self.shares > 1:
             share = f"{self.shares} CTAs share a row; the last one merges"
         grid = counted(self.ctas, "cluster" if c.held else "CTA")
@@ -368,15 +372,17 @@ def plan_topk_long(
     operand: Operand,
     device: Device,
     *,
+    result: str = "fp32",
     index_stride: int | None = None,
     scaled: bool = False,
     invariant: bool = False,
 ) -> LongTopkPlan:
     """The plan of the k largest logarithms of a softmax over each row, and of the rank of an element.
 
-    operand: the matrix (rows, columns), whose columns are contiguous; index_stride: elements from row to row of the
-    index that chooses one, None for none; invariant: one whose order of additions depends on the length of rows and
-    the dtype alone: vectors begin where rows do, of others a copy is read, and no row is shared.
+    operand: the matrix (rows, columns), whose columns are contiguous; result: the dtype of the logarithms;
+    index_stride: elements from row to row of the index that chooses one, None for none; invariant: one whose order of
+    additions depends on the length of rows and the dtype alone: vectors begin where rows do, of others a copy is read,
+    and no row is shared.
     Raises NotPlanned for a k above `MOST`, and for more rows or columns than 32 bits count.
     """
     rooms = rooms_of(k)
@@ -398,7 +404,7 @@ def plan_topk_long(
         """The class."""
         return LongTopkClass(
             architecture=device.architecture.name,
-            dtypes=(operand.dtype,),
+            dtypes=(operand.dtype, result),
             vector=vector,
             edges=edges,
             most=room.k,
@@ -409,8 +415,8 @@ def plan_topk_long(
         )
 
     c = None
-    if not invariant and k <= HELD_K and rows * columns <= HELD_ELEMENTS * device.multiprocessors:
-        c = _held(made, replace(rooms[0], threads=HELD_SIZE), rows, vectors, device)
+    if not invariant and k <= HELD_K:
+        c = _held(made, rooms[0], rows, vectors, device)
     if c is not None:
         shares, each = c.cluster_n, _share(vectors, c.cluster_n)
     else:
@@ -438,16 +444,20 @@ def _share(vectors: int, shares: int) -> int:
 def _held(
     made: Callable[..., LongTopkClass], room: Room, rows: int, vectors: int, device: Device
 ) -> LongTopkClass | None:
-    """The class of rows that clusters hold, all of which run at once; None where there is none."""
-    for n in HELD_CLUSTERS:
-        tiles = math.ceil(_share(vectors, n) / (room.threads * STEPS))
-        capacity = next((t for t in HELD_TILES if t >= tiles), None)
-        if n > device.architecture.cluster_limit or capacity is None:
-            continue
-        if vectors < n * room.threads * STEPS:  # a part of a tile for each warp
-            continue
-        c = made(room, split=False, cluster_n=n, held=capacity)
-        blocks = min(HELD_BLOCKS, device.architecture.ctas_of(c.shared_memory))
-        if rows * n <= blocks * device.multiprocessors:
-            return c
+    """The class of rows that clusters hold, all of which run at once; None where there is none. As many CTAs as there
+    are multiprocessors, or more if threads would have to hold too much."""
+    fewest = min(device.multiprocessors // rows, vectors // HELD_LEAST, device.architecture.cluster_limit)
+    for n in range(max(fewest, 2), device.architecture.cluster_limit + 1):
+        found = None
+        for size in HELD_SIZES:
+            each = math.ceil(_share(vectors, n) / size)
+            capacity = next((t for t in HELD_VECTORS if t >= each), None)
+            if capacity is None or n * size > HELD_CLUSTER or (found and found.held <= HELD_FEW):
+                continue
+            c = made(replace(room, threads=size), split=False, cluster_n=n, held=capacity)
+            blocks = min(HELD_THREADS // size, device.architecture.ctas_of(c.shared_memory))
+            if rows * n <= blocks * device.multiprocessors * (HELD_SHARE if n > 2 else 1):
+                found = c
+        if found and vectors >= n * HELD_LEAST // 2:
+            return found
     return None

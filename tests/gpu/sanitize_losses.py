@@ -148,7 +148,7 @@ def without_clusters(wanted: bool) -> Iterator[None]:
     """Within, few rows are as on GPUs without clusters, if wanted."""
     with pytest.MonkeyPatch.context() as patch:
         if wanted:
-            patch.setattr(topk_long, "HELD_CLUSTERS", ())
+            patch.setattr(topk_long, "HELD_K", -1)
         largest._call.cache_clear()
         yield
     largest._call.cache_clear()

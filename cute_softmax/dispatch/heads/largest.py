@@ -25,6 +25,12 @@ from .kernels import Rows, statistics_formula
 Tensor = torch.Tensor
 
 
+def stored(input: Tensor, result: torch.dtype) -> torch.dtype:
+    """The dtype in which the kernel stores the logarithms of an eager call for results of a dtype: float32, which
+    derivatives need, if it may be recorded."""
+    return torch.float32 if input.requires_grad or result not in launch.DTYPE_NAMES else result
+
+
 @dataclass(frozen=True)
 class Largest:
     """What is asked of rows: the k largest along the last dimension, `dims`, of logits times a positive scale.
@@ -42,20 +48,24 @@ class Largest:
 
 
 def find(
-    input: Tensor, index: Tensor | None, spec: Largest, call: launch.Call | None = None
+    input: Tensor,
+    index: Tensor | None,
+    spec: Largest,
+    result: torch.dtype = torch.float32,
+    call: launch.Call | None = None,
 ) -> tuple[Tensor, ...]:
-    """`formula` by our kernel, in float32; call: for tensors of this form, if it is known. Raises NotPlanned for a k
-    that is more than it selects."""
+    """`formula` by our kernel. result: the dtype of the logarithms; call: for tensors of this form, if it is known.
+    Raises NotPlanned for a k that is more than it selects."""
     rows = matrix(input)
     index = None if index is None else index.reshape(-1)
-    call = call or call_of(rows, index, spec)
+    call = call or call_of(rows, index, spec, result)
     rows = as_planned(rows, call)
 
     def new(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((*input.shape[:-1], size), dtype=dtype, device=input.device)
 
-    values, indices = new(spec.k), new(spec.k, torch.int64)
-    found, ranks = (new(1), new(1, torch.int64)) if index is not None else _nothing(values)
+    values, indices = new(spec.k, result), new(spec.k, torch.int64)
+    found, ranks = (new(1, result), new(1, torch.int64)) if index is not None else _nothing(values)
     top, log = new(1), new(1)
     operands = [rows, *([] if index is None else [index]), *[values, indices] * bool(spec.k), top, log]
     operands += [] if index is None else [found, ranks]
@@ -64,13 +74,16 @@ def find(
     return values, indices, found, ranks, top, log
 
 
-def call_of(rows: Tensor, index: Tensor | None, spec: Largest) -> launch.Call:
+def call_of(
+    rows: Tensor, index: Tensor | None, spec: Largest, result: torch.dtype = torch.float32
+) -> launch.Call:
     """The Call for a matrix as `matrix` gives it, and an index of its rows."""
     return _call(
         rows.get_device(),
         *rows.shape,
         spec.k,
         launch.operand(rows),
+        launch.DTYPE_NAMES[result],
         None if index is None else index.stride(0),
         spec.scale != 1,
         spec.invariant,
@@ -89,12 +102,13 @@ def _call(
     columns: int,
     k: int,
     operand: Operand,
+    result: str,
     index_stride: int | None,
     scaled: bool,
     invariant: bool,
 ) -> launch.Call:
     facts = launch.facts_for(device, invariant)
-    options = {"index_stride": index_stride, "scaled": scaled, "invariant": invariant}
+    options = {"result": result, "index_stride": index_stride, "scaled": scaled, "invariant": invariant}
     made = plan_topk_long(rows, columns, k, operand, facts, **options)
     return launch.Call(made, launch.function_of(made.kernel))
 
@@ -203,7 +217,7 @@ class Form:
     once. options: the arguments that are no tensors, as the caller gave them; result: the dtype of the numbers."""
 
     __slots__ = (
-        *("_call", "_chosen", "_matches", "_options", "_place", "_records", "_types"),
+        *("_call", "_chosen", "_matches", "_options", "_place", "_records", "_stored", "_types"),
         *("follower", "result", "spec"),
     )
 
@@ -213,11 +227,12 @@ class Form:
         self._matches = guard(input) if index is None else guard(input, index)
         self._options, self._types, self._chosen = options, [*map(type, options)], index is not None
         self._place, self._records, self.spec, self.result = Place(input), input.requires_grad, spec, result
+        self._stored = stored(input, result)
         rows = matrix(input)
         # Of others a copy is read: those are planned call by call.
         usual = rows.data_ptr() == input.data_ptr() and not rows.data_ptr() & 15
         column = None if index is None else index.long().reshape(-1)  # which may lie otherwise, as in calls
-        self._call = call_of(rows, column, spec) if usual else None
+        self._call = call_of(rows, column, spec, self._stored) if usual else None
 
     def fits(self, input: Tensor, index: Tensor | None, options: tuple) -> bool:
         """Whether a call is of this form."""
@@ -239,7 +254,7 @@ class Form:
     def run(self, input: Tensor, column: Tensor | None) -> tuple[Tensor, ...]:
         """`find` for tensors of this form."""
         call = None if input.data_ptr() & 15 or not self._place.current() else self._call
-        return find(input, column, self.spec, call)
+        return find(input, column, self.spec, self._stored, call)
 
 
 class Recorded(torch.autograd.Function):

@@ -22,7 +22,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Int128, const_expr
 
 from layouts.trace import observe
 
@@ -76,7 +76,7 @@ class LongTopkKernel:
 
     def __init__(self, spec: LongTopkClass):
         self.spec = spec
-        self.dtype = DTYPES[spec.dtypes[0]]
+        self.dtype, self.result = (DTYPES[name] for name in spec.dtypes)
         # Scores that are scaled may have any float32's distance from each other.
         self.math = Statistics("fp32" if spec.scaled else spec.dtypes[0], online=True)
         names = []
@@ -137,7 +137,8 @@ class LongTopkKernel:
     def memory(self, smem: cutlass.memory.SmemAllocator, share: Share, k: Int32, tidx: Int32) -> Memory:
         s = self.spec
         layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
-        buffer = smem.allocate_tensor(Int64, layout, byte_alignment=8)
+        slot = {8: Int64, 16: Int128}[s.slot]
+        buffer = smem.allocate_tensor(slot, layout, byte_alignment=s.slot)
         observe("reduction_buffer", buffer)
         layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
         room = smem.allocate_tensor(self.dtype, cute.make_layout(self.staged), byte_alignment=16)
@@ -189,7 +190,9 @@ class LongTopkKernel:
         s, walk, sW, sE = self.spec, self.walk, memory.sW, memory.sE
         candidates, noted = memory.candidates, memory.noted
         if const_expr(chosen is None):
-            chosen = self.chosen(share, tidx)
+            index = self.index(share)
+            self.refuse(share, index, tidx)
+            chosen = self.chosen(share, index)
         state, above, bound = (Float32(0.0), Float32(0.0)), Int32(0), Int32(NONE)
         careful, lost = Boolean(False), Boolean(True)
         while lost:
@@ -238,18 +241,30 @@ class LongTopkKernel:
         policy = read_policy(evict_last)
         return Share(row, number, shares, columns, start, head, first, end, count, at, policy)
 
-    @cute.jit
-    def chosen(self, share: Share, tidx: Int32) -> Float32:
-        """The element that the row's index chooses, if there is one. One that chooses none ends the kernel."""
-        found, at = Float32(0.0), share.at
+    def index(self, share: Share) -> Int64:
+        """What chooses an element of the row; 0 where nothing does."""
         if const_expr(self.spec.chosen):
-            index = element(Int64, at["index"], share.row * at["index_stride"])[0]
-            exists = (index >= 0) & (index < share.columns)
-            if (exists ^ True) & (share.number == 0) & (tidx == 0):
-                cute.printf(INDEX_ERROR, index, share.row, share.columns)
-                cute.arch.inline_ptx("trap;")
-            found = element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0].to(Float32)
-        return found
+            return element(Int64, share.at["index"], share.row * share.at["index_stride"])[0]
+        return Int64(0)
+
+    def exists(self, share: Share, index: Int64) -> Boolean:
+        """Whether an index chooses an element."""
+        return (index >= 0) & (index < share.columns)
+
+    def chosen(self, share: Share, index: Int64) -> Float32:
+        """The element that the row's index chooses, if there is one."""
+        if const_expr(self.spec.chosen):
+            at = share.start + select(self.exists(share, index), index, Int64(0))
+            return element(self.dtype, share.at["x"], at)[0].to(Float32)
+        return Float32(0.0)
+
+    @cute.jit
+    def refuse(self, share: Share, index: Int64, tidx: Int32):
+        """End the kernel if an index chooses no element."""
+        wrong = (self.exists(share, index) ^ True) & (share.number == 0) & (tidx == 0)
+        if const_expr(self.spec.chosen) and wrong:
+            cute.printf(INDEX_ERROR, index, share.row, share.columns)
+            cute.arch.inline_ptx("trap;")
 
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
         """The number of this thread's vector u of a tile, of which each warp has a part of its own: there is nothing
@@ -546,14 +561,15 @@ class LongTopkKernel:
         """Store the results of a row."""
         s, at, row = self.spec, share.at, share.row
         row_max, log = math.group_results(state)
-        found = math.exp.score(chosen) - row_max - log
+        found = (math.exp.score(chosen) - row_max - log).to(self.result)
         if const_expr(s.most):
             self.select(candidates, noted, partial(self.store, share, math, candidates.k, row_max, log))
+        gF = element(self.result, at["found"], row) if s.chosen else None
         if tidx == 0:
             element(Float32, at["max"], row)[0] = row_max
             element(Float32, at["log"], row)[0] = log
             if const_expr(s.chosen):
-                element(Float32, at["found"], row)[0] = found
+                gF[0] = found
                 element(Int64, at["ranks"], row)[0] = Int64(above)
 
     def store(
@@ -568,6 +584,6 @@ class LongTopkKernel:
     ):
         """Store one of the k largest."""
         at = share.row * k + place
-        gV, gI = element(Float32, share.at["values"], at), element(Int64, share.at["indices"], at)
-        gV[0] = math.exp.score(KEYS.element(key)) - row_max - log
+        gV, gI = element(self.result, share.at["values"], at), element(Int64, share.at["indices"], at)
+        gV[0] = (math.exp.score(KEYS.element(key)) - row_max - log).to(self.result)
         gI[0] = Int64(KEYS.index(key))
