@@ -10,7 +10,7 @@ from cute_softmax.draw import drawn
 from cute_softmax.plan.hardware import ARCHITECTURES, Device
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.topk import TopkClass, plan_topk, plan_topk_backward
-from cute_softmax.plan.topk_long import NO_ROOM, ROOMS, STEPS, LongTopkClass, plan_topk_long
+from cute_softmax.plan.topk_long import NO_ROOM, ROOMS, LongTopkClass, plan_topk_long
 from layouts.trace import differences
 
 MANY = 1 << 20  # rows
@@ -122,7 +122,7 @@ def check_long(c: LongTopkClass, folder, monkeypatch):
     moved, width = accesses(found.ptx), c.vector * ITEM[c.dtypes[0]]
     assert found.cluster == c.cluster_n
     # The first tile, and in the loop the next one; of rows that are held also all vectors at once.
-    assert moved[f"{'cp.async' if width >= 4 else 'ld'} {width}"] >= 2 * STEPS or (c.held and not c.most)
+    assert moved[f"{'cp.async' if width >= 4 else 'ld'} {width}"] >= 2 * c.steps or (c.held and not c.most)
     assert moved[f"ld {width}"] >= c.held
 
 

@@ -25,7 +25,6 @@ from cute_softmax.plan.topk_long import (
     MOST,
     ROOMS,
     SHARES,
-    STEPS,
     plan_topk_long,
 )
 
@@ -225,7 +224,7 @@ def test_plans(name):
                 if room:  # groups are no fewer than k, so that a k-th of them is there
                     assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
                     assert c.noted * c.room.unit >= c.tile // c.vector + c.room.spare
-                    assert STEPS % room.unit == 0 and 16 * c.room.unit * c.noted > 4 * BINS
+                    assert c.steps % c.room.unit == 0 and 16 * c.room.unit * c.noted > 4 * BINS
                 assert c.edges == bool(columns % c.vector) and bool(made.scratch) == c.split
                 assert c.shared_memory <= H200.architecture.shared_memory
                 assert len(c.signature) == len(made.arguments) + c.split + sum(

@@ -22,6 +22,7 @@ from .problem import ALIGNMENT, ITEM_SIZE, Operand
 from .prologue import NO_PROLOGUE, Prologue
 
 STEPS = 4  # vectors of a thread in a tile
+HELD_STEPS = 2  # of a row that is held and must be read again, which takes less room
 STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
 # Bytes that L2 fetches around those which a thread asks for, whose neighbours take the others: without it rows of
 # float32 take 1.25 times as long as logsumexp, with it 1.03 (H200, 2026-11-26).
@@ -40,8 +41,8 @@ HELD_VECTORS, HELD_FEW, HELD_LEAST = (1, 2, 3, 4, 5, 6, 8, 10, 11, 12), 5, 512
 # 66 would fit, some began when others had ended (H200, 2026-11-29: 14.2 us instead of 9.9 with 48).
 HELD_SHARE = 7 / 8
 HELD_K = 128  # the largest k of rows that are held
-# Groups of a cluster's elements for each of the k largest: few more elements than k reach the k-th of so many maxima.
-HELD_GROUPS = 4
+# Groups of a cluster's elements for each of the k largest: 1.4 times k elements reach the k-th of so many maxima.
+HELD_GROUPS = 2
 KEY = 8  # bytes
 BARRIERS = 3  # mbarriers of a cluster's CTA
 # Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, the
@@ -146,22 +147,27 @@ class LongTopkClass(ClassBase):
         return min_blocks(self.room, self.chosen)
 
     @property
+    def steps(self) -> int:
+        """Vectors of a thread in a tile."""
+        return HELD_STEPS if self.held else STEPS
+
+    @property
     def room(self) -> Room:
         """What is in shared memory beside the tiles."""
         if self.held:
             # Nothing is noted, unless the first CTA of a cluster must read a row alone.
-            return replace(rooms_of(self.most)[0], threads=self.threads, unit=STEPS, spare=0)
+            return replace(rooms_of(self.most)[0], threads=self.threads, unit=self.steps, spare=0)
         return next(room for room in rooms_of(self.most) if room.threads == self.threads)
 
     @property
     def groups(self) -> int:
         """Of a thread's elements: a vector of one element has no halves."""
-        return min(self.room.groups, STEPS * min(self.vector, 2))
+        return min(self.room.groups, self.steps * min(self.vector, 2))
 
     @property
     def lanes(self) -> int:
         """Neighbouring threads whose elements are one of the groups of which a whole cluster knows the largest."""
-        wanted = HELD_GROUPS * self.most
+        wanted = max(HELD_GROUPS * self.most, WARP)  # a warp looks at them
         return next((n for n in (32, 16, 8, 4, 2) if self.threads * self.cluster_n >= n * wanted), 1)
 
     @property
@@ -173,7 +179,7 @@ class LongTopkClass(ClassBase):
     def noted(self) -> int:
         """Places for units that may have candidates: a whole tile's, where it comes to that."""
         return (
-            self.threads * STEPS // self.room.unit + self.threads // WARP * self.room.spare
+            self.threads * self.steps // self.room.unit + self.threads // WARP * self.room.spare
             if self.most
             else 0
         )
@@ -186,13 +192,15 @@ class LongTopkClass(ClassBase):
     @property
     def tile(self) -> int:
         """Elements of a tile."""
-        return self.threads * STEPS * self.vector
+        return self.threads * self.steps * self.vector
 
     @property
     def tv(self) -> Layout:
         """((lane, warp), value) -> column in a tile; a value is (element of the vector, vector)."""
         V = self.vector
-        return Layout(((WARP, self.threads // WARP), (V, STEPS)), ((V, STEPS * WARP * V), (1, WARP * V)))
+        return Layout(
+            ((WARP, self.threads // WARP), (V, self.steps)), ((V, self.steps * WARP * V), (1, WARP * V))
+        )
 
     @property
     def smem(self) -> Layout:
@@ -227,7 +235,7 @@ class LongTopkClass(ClassBase):
         """Bytes of shared memory for tiles, and for units that are noted: of a row that is held only if its first CTA
         must read it again, alone."""
         vector = self.vector * ITEM_SIZE[self.dtypes[0]]
-        tile = self.threads * STEPS * vector
+        tile = self.threads * self.steps * vector
         return STAGES * tile + self.noted * (self.room.unit * vector + COLUMN)
 
     @property
@@ -251,9 +259,9 @@ class LongTopkClass(ClassBase):
     @property
     def name(self) -> str:
         """A readable name, unique among classes of one math, dtypes and architecture."""
-        parts = [f"{self.threads}x{STEPS}x{self.vector}"]
+        parts = [f"{self.threads}x{self.held or self.steps}x{self.vector}"]
         parts += [f"most{self.most}"] * bool(self.most)
-        parts += [f"cluster{self.cluster_n}_held{self.held}"] * bool(self.held)
+        parts += [f"cluster{self.cluster_n}"] * bool(self.held)
         flags = ("edges", "chosen", "split", "scaled")
         return "_".join([*parts, *(flag for flag in flags if getattr(self, flag))])
 
@@ -305,7 +313,7 @@ class LongTopkPlan(PlanBase):
     @property
     def tiles(self) -> int:
         """Of a share at most."""
-        return math.ceil(self.vectors / (self.kernel.threads * STEPS))
+        return math.ceil(self.vectors / (self.kernel.threads * self.kernel.steps))
 
     @property
     def ctas(self) -> int:
@@ -334,8 +342,10 @@ class LongTopkPlan(PlanBase):
             f"log_softmax and {' and '.join(what)} of {counted(self.rows, 'row')} of {self.columns}, "
             f"{' -> '.join(c.dtypes)}, for {c.architecture}",
             f"  movement   topk_long: class {c.name}",
-            f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} per thread of {c.threads}; "
-            f"{self.tiles} of them per CTA, in turn",
+            f"  tile       {c.tile} elements of a row, {c.steps} vectors of {c.vector} per thread of {c.threads}; "
+            f"{self.tiles} of them per CTA, in turn"
+            if not c.held
+            else f"  held       {c.held} vectors of {c.vector} per thread of {c.threads}, in registers",
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             "  edges      "
             + ("head and tail element by element" if c.edges else "none: rows begin and end on a vector"),
@@ -357,7 +367,7 @@ class LongTopkPlan(PlanBase):
             lines.append("  ties       to the lowest index; NaN is larger than any number")
         share = "one CTA per row"
         if c.held:
-            share = f"a cluster of {c.cluster_n} CTAs per row, whose threads hold {c.held} vectors each"
+            share = f"a cluster of {c.cluster_n} CTAs per row"
         elif self.shares > 1:
             share = f"{self.shares} CTAs share a row; the last one merges"
         grid = counted(self.ctas, "cluster" if c.held else "CTA")

@@ -180,17 +180,23 @@ class HeldTopkKernel(LongTopkKernel):
         barrier: cute.Pointer,
         tidx: Int32,
     ):
-        """Send the number of the largest element of this thread's group to all CTAs. seen: this thread's largest."""
-        s = self.spec
+        """Send the number of the largest element of this thread's group to all CTAs. seen: this thread's largest.
+
+        Neighbours send several groups' together, each to other CTAs: what CTAs send to each other has its price by the
+        piece."""
+        s, lanes = self.spec, self.spec.lanes
         exists = self.own(share, 0, tidx) < share.end
         number = select(exists, noted.number(seen), Int32(NONE))
-        for bit in cutlass.range_constexpr(s.lanes.bit_length() - 1):
+        for bit in cutlass.range_constexpr(lanes.bit_length() - 1):
             number = larger(number, cute.arch.shuffle_sync_bfly(number, 1 << bit))
-        at = cute.crd2idx((tidx // s.lanes, share.number), sG.layout)
-        for first in cutlass.range_constexpr(0, s.cluster_n, s.lanes):
-            peer = first + tidx % s.lanes
+        count = min(4, WARP // lanes)
+        numbers = tuple(cute.arch.shuffle_sync_bfly(number, i * lanes) for i in range(1, count))
+        numbers, senders = (number, *numbers), count * lanes
+        at = cute.crd2idx((tidx // senders * count, share.number), sG.layout)
+        for first in cutlass.range_constexpr(0, s.cluster_n, senders):
+            peer = first + tidx % senders
             if peer < s.cluster_n:
-                send(sG, at, peer, number, barrier)
+                send(sG, at, peer, numbers, barrier)
 
     @cute.jit
     def bound(self, memory: Memory, tidx: Int32) -> Int32:
@@ -236,7 +242,7 @@ class HeldTopkKernel(LongTopkKernel):
                 put(w, place, candidates.places, store)
                 place = place + Int32(cute.arch.popc(w))
             if const_expr(self.spec.edges) and scalar & (place < candidates.places):
-                send(sK, place, Int32(0), key, barrier)
+                send(sK, place, Int32(0), halves(key), barrier)
         if lane == 0:
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, KEY * sent, 0)
 
@@ -260,7 +266,7 @@ class HeldTopkKernel(LongTopkKernel):
         """The whole row as one share, and shared memory as `LongTopkKernel.row` has it."""
         s = self.spec
         vectors = (share.columns - share.head) // s.vector
-        tiles = ceil_div(vectors, s.threads * STEPS)
+        tiles = ceil_div(vectors, s.threads * s.steps)
         at = dict(share.at)  # of its own: what a branch on the GPU is given comes out of it as other values
         whole = replace(
             share, at=at, number=Int32(0), shares=Int32(1), first=Int32(0), end=vectors, tiles=tiles
@@ -328,16 +334,19 @@ def keep(
         word = select(i // each == j, words[j], word)
     elements = unpack(vector_of([word], vectors[0].element_type))
     x = elements[0] if each == 1 else select(i % each == 1, elements[1], elements[0])
-    send(sK, place, Int32(0), key_of(x, column + i // V * apart + i % V), barrier)
+    send(sK, place, Int32(0), halves(key_of(x, column + i // V * apart + i % V)), barrier)
 
 
-def send(sX: cute.Tensor, place: Int32, rank: Int32, number: Int32 | Int64, barrier: cute.Pointer):
-    """Store a number in the shared memory of a cluster's CTA, at a place that this one has, too. Its mbarrier counts
-    the bytes."""
-    words = number
-    if const_expr(number.width == 64):
-        words = (Int32(number), Int32(number >> Int64(32)))
-    cute.arch.store_async_dsmem((sX.iterator + place).align(number.width // 8), words, barrier, rank)
+def send(sX: cute.Tensor, place: Int32, rank: Int32, words: tuple[Int32, ...], barrier: cute.Pointer):
+    """Store 1, 2 or 4 words in the shared memory of a cluster's CTA, at a place that this one has, too. Its mbarrier
+    counts the bytes."""
+    to = (sX.iterator + place).align(4 * len(words))
+    cute.arch.store_async_dsmem(to, words if len(words) > 1 else words[0], barrier, rank)
+
+
+def halves(key: Int64) -> tuple[Int32, Int32]:
+    """The words of a key, the lower one first."""
+    return Int32(key), Int32(key >> Int64(32))
 
 
 def add_in(sX: cute.Tensor, place: int, number: Int32) -> Int32:

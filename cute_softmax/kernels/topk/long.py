@@ -36,7 +36,6 @@ from ...plan.topk_long import (
     MOST_OF_ALL,
     SPARE_BITS,
     STAGES,
-    STEPS,
     WORDS,
     LongTopkClass,
 )
@@ -237,7 +236,7 @@ class LongTopkKernel:
         vectors = (columns - head) // V
         first = number * each
         end = smaller(vectors, first + each)
-        count = larger(ceil_div(end - first, self.spec.threads * STEPS), Int32(1))
+        count = larger(ceil_div(end - first, self.spec.threads * self.spec.steps), Int32(1))
         policy = read_policy(evict_last)
         return Share(row, number, shares, columns, start, head, first, end, count, at, policy)
 
@@ -269,19 +268,19 @@ class LongTopkKernel:
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
         """The number of this thread's vector u of a tile, of which each warp has a part of its own: there is nothing
         to do for those behind the end of a row."""
-        return share.first + tile * (self.spec.threads * STEPS) + (self.place(tidx) + u * WARP)
+        return share.first + tile * (self.spec.threads * self.spec.steps) + (self.place(tidx) + u * WARP)
 
     def place(self, tidx: Int32) -> Int32:
         """The number of this thread's first vector in a tile."""
-        return tidx + (tidx & -WARP) * (STEPS - 1)
+        return tidx + (tidx & -WARP) * (self.spec.steps - 1)
 
     def slots(self, sX: cute.Tensor, tile: Int32, tidx: Int32) -> cute.Tensor:
-        """tXsX: this thread's places for the vectors of a tile in shared memory, (V, STEPS)."""
+        """tXsX: this thread's places for the vectors of a tile in shared memory, (V, steps)."""
         V = self.spec.vector
         at = cute.crd2idx((self.place(tidx) * V, tile % cute.size(sX, mode=[1])), sX.layout)
         return cute.make_tensor(
             (sX.iterator + at).align(V * self.dtype.width // 8),
-            cute.make_layout((V, STEPS), stride=(1, WARP * V)),
+            cute.make_layout((V, self.spec.steps), stride=(1, WARP * V)),
         )
 
     @cute.jit
@@ -296,7 +295,7 @@ class LongTopkKernel:
         V, tXsX = self.spec.vector, self.slots(sX, tile, tidx)
         at = share.start + share.head + Int64(self.vector(share, tile, 0, tidx)) * V
         pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
-        for u in cutlass.range_constexpr(STEPS):
+        for u in cutlass.range_constexpr(self.spec.steps):
             gX = cute.make_tensor(pointer + u * WARP * V, cute.make_layout(V))
             if self.vector(share, tile, u, tidx) < share.end:
                 load_async(gX, tXsX[None, u], V, share.policy, AHEAD)
@@ -305,11 +304,11 @@ class LongTopkKernel:
     def hold(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32, tXrX: list[cute.Tensor]):
         """Take this thread's vectors of a tile to registers; -inf where there are none, in the last one."""
         tXsX = self.slots(sX, tile, tidx)
-        if share.first + (tile + 1) * (self.spec.threads * STEPS) <= share.end:
-            for u in cutlass.range_constexpr(STEPS):
+        if share.first + (tile + 1) * (self.spec.threads * self.spec.steps) <= share.end:
+            for u in cutlass.range_constexpr(self.spec.steps):
                 cute.autovec_copy(tXsX[None, u], tXrX[u])
         else:
-            for u in cutlass.range_constexpr(STEPS):
+            for u in cutlass.range_constexpr(self.spec.steps):
                 tXrX[u].fill(self.dtype(-float("inf")))
                 if self.vector(share, tile, u, tidx) < share.end:
                     cute.autovec_copy(tXsX[None, u], tXrX[u])
@@ -370,11 +369,12 @@ class LongTopkKernel:
         bound, limit = Int32(NONE), Float32(0.0)
         # Of a single group it is what has been seen.
         tops = [seen for _ in range(s.groups)] if s.groups > 1 else []
-        maxima = [seen for _ in range(STEPS // s.room.unit)]
-        tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
+        maxima = [seen for _ in range(s.steps // s.room.unit)]
+        tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(s.steps)]
         # Tiles of which this warp has a part.
         own = ceil_div(
-            share.end - self.vector(share, Int32(0), 0, tidx) + tidx % WARP, self.spec.threads * STEPS
+            share.end - self.vector(share, Int32(0), 0, tidx) + tidx % WARP,
+            self.spec.threads * self.spec.steps,
         )
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
@@ -404,7 +404,7 @@ class LongTopkKernel:
                         lost = lost | (threads_that(count > noted.places) > 0)
                         count = smaller(count, Int32(noted.places))
                         # Of what a thread has in a tile together few units come.
-                        if const_expr(s.room.unit < STEPS) and crowded:
+                        if const_expr(s.room.unit < s.steps) and crowded:
                             count = sift(noted, count, noted.limit(below(bound)))
                         bound = self.collect(candidates, noted, count, held, bound)
                         count = Int32(0)
@@ -450,8 +450,8 @@ class LongTopkKernel:
         """The largest element of each unit of this thread's in a tile, and of each part that groups are made of: units,
         or halves of vectors where there are more groups than these."""
         unit, half = self.spec.room.unit, self.spec.vector // 2
-        if self.spec.groups <= STEPS:
-            units = [largest(tXrX[u : u + unit], []) for u in range(0, STEPS, unit)]
+        if self.spec.groups <= self.spec.steps:
+            units = [largest(tXrX[u : u + unit], []) for u in range(0, self.spec.steps, unit)]
             return units, units
         halves = [cute.make_tensor(x.iterator + i, cute.make_layout(half)) for x in tXrX for i in (0, half)]
         parts = [largest([x], []) for x in halves]
@@ -462,7 +462,7 @@ class LongTopkKernel:
     def numbers(self, share: Share, noted: Noted, seen: Float32, tops: list[Float32]) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
         tops = tops or [seen]
-        first = [i * STEPS // len(tops) for i in range(len(tops))]
+        first = [i * self.spec.steps // len(tops) for i in range(len(tops))]
         exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in first]
         return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
