@@ -301,7 +301,7 @@ def test_few_rows_have_larger_clusters(name):
     """As long as all of them run in two turns; one row more and each has as many CTAs or fewer."""
     pair = ("bf16", "bf16")
     dtypes = classes.operands(name, pair)
-    found = {config.sms for configs in table_of().few.values() for config in configs}
+    found = {config.sms for configs in table_of().few.values() for config in configs} - {1}
     fits = {sms: 2 * H200.multiprocessors // sms for sms in sorted(found)}
     assert fits == {2: 132, 3: 88, 4: 66, 6: 44, 8: 33, 16: 16}
     for sms, rows in fits.items():
