@@ -301,16 +301,27 @@ def test_few_rows_have_larger_clusters(name):
     """As long as all of them run in two turns; one row more and each has as many CTAs or fewer."""
     pair = ("bf16", "bf16")
     dtypes = classes.operands(name, pair)
-    found = {config.sms for configs in table_of().few.values() for config in configs} - {1}
-    fits = {sms: 2 * H200.multiprocessors // sms for sms in sorted(found)}
-    assert fits == {2: 132, 3: 88, 4: 66, 6: 44, 8: 33, 16: 16}
-    for sms, rows in fits.items():
-        for interval in classes.own_intervals(name, "sm_90a", dtypes, sms):
+    lists = table_of().few.values()
+    fits = {
+        takes: 2 * H200.multiprocessors // takes for takes in sorted({c.takes for few in lists for c in few})
+    }
+    assert fits == {2: 132, 3: 88, 4: 66, 6: 44, 8: 33, 15: 17, 16: 16, 18: 14}
+    for takes, rows in fits.items():
+        for interval in classes.own_intervals(name, "sm_90a", dtypes, takes):
             c = interval.row_class
-            assert math.ceil(c.cluster_n / max(c.min_blocks, 1)) == sms
+            config = next(
+                config
+                for config in table_of().few[name]
+                if all(
+                    getattr(config, f) == getattr(c, f)
+                    for f in ("threads", "steps", "cluster_n", "min_blocks")
+                )
+                and config.precise in (None, False)
+            )
+            assert config.takes == takes
             assert not c.persistent and interval.first > table_of().few_above * c.vector
             for columns in (interval.first, interval.last):
-                assert columns > FEW_FILL * c.capacity
+                assert columns > (config.above * c.vector if config.least else FEW_FILL * c.capacity)
                 few, more = (row_plan(name, pair, n, columns, "sm_90a") for n in (rows, rows + 1))
                 assert few.row_class == dataclasses.replace(c, edges=columns % 8 > 0) != more.row_class
                 assert few.row_class.cluster_n >= more.row_class.cluster_n, "fewer CTAs for fewer rows"
