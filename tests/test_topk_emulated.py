@@ -101,6 +101,7 @@ def test_hard_rows(columns, k, dtype, shares, rows, launches, monkeypatch):
         (20003, 100, fp32, 8, slice(1, None, 3)),
         (70001, 8, bf16, 15, slice(0, None, 5)),
         (17001, 128, bf16, 2, slice(0, None, 4)),
+        (262144, 40, fp32, 16, slice(0, None, 8)),
     ],
 )
 def test_hard_rows_that_clusters_hold(columns, k, dtype, cluster, rows, launches, monkeypatch):

@@ -1,8 +1,8 @@
 """The `topk_long` movement: the largest logarithms of a softmax over rows of any length, and a chosen element's place.
 
 A CTA reads a share of a row tile after tile, as its only read: it adds up the exponentials, counts what is larger than
-the chosen element, and keeps in shared memory what may be among the k largest. Rows that are few are held in the shared
-memory of a cluster, whose CTAs exchange there; shares of others meet in global memory.
+the chosen element, and keeps in shared memory what may be among the k largest. Rows that are few are held in the
+registers of a cluster, whose CTAs exchange in shared memory; shares of others meet in global memory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
-# Of rows that are held: threads of a CTA, and of a multiprocessor and a cluster at most. Vectors of a thread: of each
-# number there is a class, and up to HELD_FEW fewer threads are better. Vectors of a CTA, if others need not share them.
+# Of rows that are held: threads of a CTA; of a multiprocessor at most; and of a cluster at most, if they can hold a row.
+# Vectors of a thread: of each number there is a class, and up to HELD_FEW fewer threads are better. Vectors of a CTA, if
+# others need not share them.
 HELD_SIZES, HELD_THREADS, HELD_CLUSTER = (128, 256, 512), 1024, 4096
 HELD_VECTORS, HELD_FEW, HELD_LEAST = (1, 2, 3, 4, 5, 6, 8, 10, 11, 12), 5, 512
 # Of the CTAs that there is room for those of clusters of more than two that run at once: of 64 clusters of 8, of which
@@ -462,7 +463,7 @@ def _held(
         for size in HELD_SIZES:
             each = math.ceil(_share(vectors, n) / size)
             capacity = next((t for t in HELD_VECTORS if t >= each), None)
-            if capacity is None or n * size > HELD_CLUSTER or (found and found.held <= HELD_FEW):
+            if capacity is None or (found and (found.held <= HELD_FEW or n * size > HELD_CLUSTER)):
                 continue
             c = made(replace(room, threads=size), split=False, cluster_n=n, held=capacity)
             blocks = min(HELD_THREADS // size, device.architecture.ctas_of(c.shared_memory))
