@@ -33,9 +33,9 @@ MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
-# Of rows that are held: threads of a CTA; of a multiprocessor at most; and of a cluster at most, if they can hold a row.
-# Vectors of a thread: of each number there is a class, and up to HELD_FEW fewer threads are better. Vectors of a CTA, if
-# others need not share them.
+# Of rows that are held: threads of a CTA; of a multiprocessor, at most; of a cluster, at most, if they can hold a row.
+# Vectors of a thread: of each number there is a class, and up to HELD_FEW fewer threads are better. Vectors of a CTA,
+# if others need not share them.
 HELD_SIZES, HELD_THREADS, HELD_CLUSTER = (128, 256, 512), 1024, 4096
 HELD_VECTORS, HELD_FEW, HELD_LEAST = (1, 2, 3, 4, 5, 6, 8, 10, 11, 12), 5, 512
 # Of the CTAs that there is room for those of clusters of more than two that run at once: of 64 clusters of 8, of which
