@@ -26,29 +26,31 @@ PROGRAMMATIC = "6"  # cudaLaunchAttributeProgrammaticStreamSerialization
 
 
 class Compiled(NamedTuple):
-    """What can be read off a compiled kernel."""
+    """What can be read off a compiled kernel; if only its PTX was asked for, nothing of its machine code."""
 
-    registers: int
-    stack: int
-    local: int
-    threads: tuple[int, ...]
-    min_blocks: int
+    registers: int | None
+    stack: int | None
+    local: int | None
+    threads: tuple[int, ...] | None
+    min_blocks: int | None
     shared: int  # dynamic, in bytes
     cluster: int
     ptx: str
     layouts: dict[str, Value]  # as the kernel has them
 
 
-def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compiled:
+def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch, to_run: bool = False) -> Compiled:
     """What the class compiles to: once in a run, for all tests that ask for it.
 
-    folder: of the test, for what the compiler leaves.
+    folder: of the test, for what the compiler leaves. to_run: only the PTX is asked for.
     """
     kept = kept_in(folder, c)
+    if to_run and not kept.exists():
+        kept = kept.with_suffix(".ptx")
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
-        written = kept.with_suffix(f".{os.getpid()}")
-        written.write_bytes(pickle.dumps(compile_anew(c, folder, monkeypatch)))
+        written = kept.with_suffix(f"{kept.suffix}{os.getpid()}")
+        written.write_bytes(pickle.dumps(compile_anew(c, folder, monkeypatch, to_run)))
         written.replace(kept)
     return pickle.loads(kept.read_bytes())
 
@@ -59,27 +61,36 @@ def kept_in(folder: Path, c: RowClass | PanelClass) -> Path:
     return run / "compiled" / hashlib.sha256(repr(c).encode()).hexdigest()
 
 
+def of_run(c: RowClass | PanelClass, folder: Path) -> Path | None:
+    """The file of a class that some test of this run has compiled, be it only to run it."""
+    kept = kept_in(folder, c)
+    return next((file for file in (kept, kept.with_suffix(".ptx")) if file.exists()), None)
+
+
 def is_compiled(c: RowClass | PanelClass, folder: Path) -> bool:
     """Whether some test of this run has compiled it."""
-    return kept_in(folder, c).exists()
+    return of_run(c, folder) is not None
 
 
 def layouts_of(c: RowClass | PanelClass, folder: Path) -> dict[str, Value]:
     """What the kernel of a class tells: of one that was compiled in this run what it told then."""
-    return pickle.loads(kept_in(folder, c).read_bytes()).layouts if is_compiled(c, folder) else trace(c)
+    kept = of_run(c, folder)
+    return pickle.loads(kept.read_bytes()).layouts if kept else trace(c)
 
 
-def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compiled:
+def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch, to_run: bool = False) -> Compiled:
     """The same, however often it has been compiled.
 
-    As where the architecture is another machine's: without the engine that would run it, a fifth of the time.
+    As where the architecture is another machine's: without the engine that would run it, a fifth of the time. Only to
+    run its PTX, which is the same, the machine code is not optimized, a quarter of what is left: it is not read.
     """
     from cutlass.cutlass_dsl import CuTeDSL
 
     monkeypatch.setenv("CUTE_DSL_ARCH", c.architecture)
     monkeypatch.setattr(CuTeDSL, "_runtime_can_run_compiled", lambda *_: False)
     with observing() as layouts:
-        function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
+        level = "--opt-level 0 " if to_run else ""
+        function = compile_class(c, f"{level}--keep-ptx --keep-cubin --dump-dir={folder}")
     cubin, ptx = folder / "kernel.cubin", function.__ptx__
     on_host = host_code(function)
     check_launches(
@@ -89,6 +100,9 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
         twice=isinstance(c, RowClass | PanelClass),
         later=isinstance(c, TopkClass) and c.forward,
     )
+    launched = launch_of(on_host)
+    if to_run:
+        return Compiled(None, None, None, None, None, *launched, ptx, layouts)
     cubin.write_bytes(function.__cubin__)
     done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
     # Of several kernels the one that takes the most: the others wait, and do no more.
@@ -97,7 +111,7 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
     threads = max(tuple(map(int, found)) for found in re.findall(r"\.reqntid (\d+), (\d+), (\d+)", ptx))
     blocks = re.search(r"\.minnctapersm (\d+)", ptx)
     return Compiled(
-        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(on_host), ptx, layouts
+        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launched, ptx, layouts
     )
 
 

@@ -89,7 +89,7 @@ class Emulated(simulated.Launches):
     def program(self, c, kernel: str = "") -> tuple[Program, int]:
         """What a class compiles to, and the bytes of shared memory that a launch asks for. kernel: in its name."""
         if (c, kernel) not in self.programs:
-            found = compile_and_read(c, self.folder, self.monkeypatch)
+            found = compile_and_read(c, self.folder, self.monkeypatch, to_run=True)
             self.programs[c, kernel] = parse(found.ptx, kernel), found.shared
         return self.programs[c, kernel]
 

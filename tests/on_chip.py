@@ -94,7 +94,7 @@ def launch(
     plans = [plan for plan, _ in calls]
     assert len({plan.kernel for plan in plans}) == 1
     c = plans[0].kernel
-    compiled = compile_and_read(c, folder, monkeypatch)
+    compiled = compile_and_read(c, folder, monkeypatch, to_run=True)
     clusters = min(clusters, plans[0].tiles)
     parameters = [arguments[:2] + arguments[3:] for _, arguments in calls]  # without the number of clusters
     memory, numbers = Memory(places), [own[3:] for own in parameters]

@@ -28,7 +28,7 @@ def test_merged(rows, depth, parts, mergers, options, tmp_path, monkeypatch):
     made = planned((1,), rows, 64 * 4096, depth, **options)
     assert made.kernel.split
     c = replace(made.kernel, mergers=mergers)
-    program = parse(compile_and_read(c, tmp_path, monkeypatch).ptx, "merge")
+    program = parse(compile_and_read(c, tmp_path, monkeypatch, to_run=True).ptx, "merge")
     merge = Merge(c)
     padded = math.ceil(depth / c.depth) * c.depth
     generator = torch.Generator().manual_seed(rows)

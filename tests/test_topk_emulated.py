@@ -110,6 +110,22 @@ def test_hard_rows_that_clusters_hold(columns, k, dtype, cluster, rows, launches
     assert all(work.plan.kernel.cluster_n == cluster and not work.plan.scratch for work in launches)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "in clusters"])
+def test_results_in_the_dtype_of_the_logits(shared, launches, monkeypatch):
+    """Rounded as torch does; float32 where autograd records, whose gradients need it."""
+    if not shared:
+        monkeypatch.setattr(topk_long, "HELD_K", -1)
+    x, index = hard(9001, bf16)[[0, 3, 5, 6]], torch.arange(4)
+    right = topk_log_softmax(x, 8, index, dtype=fp32)
+    for logits, stored in ((x, "bf16"), (x.clone().requires_grad_(), "fp32")):
+        got = topk_log_softmax(logits, 8, index)
+        assert launches[-1].plan.kernel.dtypes == ("bf16", stored)
+        assert bool(launches[-1].plan.kernel.held) is shared
+        for a, b in zip(got, right, strict=True):
+            assert a.dtype == (bf16 if b.is_floating_point() else torch.int64)
+            assert torch.equal(a.nan_to_num(7.0), b.to(a.dtype).nan_to_num(7.0))
+
+
 def test_a_wrong_bound_of_a_cluster_is_seen(launches, monkeypatch):
     monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
     bound = held.bound_of

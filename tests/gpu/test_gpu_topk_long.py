@@ -187,6 +187,16 @@ def test_results_are_written_and_nothing_else(dtype):
         assert torch.equal(got[1], ranked(x)[:, :k]) and not (got[3] == -7).any()
 
 
+@pytest.mark.parametrize("rows", [3, 64, 600])
+@dtypes
+def test_results_in_the_dtype_of_the_logits(rows, dtype):
+    """Rounded as torch does."""
+    x = random((rows, 33000), dtype, scale=2.0)
+    right = topk_log_softmax(x, 9, chosen_of(x), dtype=torch.float32)
+    for a, b in zip(topk_log_softmax(x, 9, chosen_of(x)), right, strict=True):
+        assert torch.equal(a, b.to(a.dtype)) and a.dtype == (dtype if b.is_floating_point() else torch.int64)
+
+
 @pytest.mark.parametrize("columns", [1001, 32768, 50257])
 @dtypes
 def test_batch_invariant(columns, dtype):

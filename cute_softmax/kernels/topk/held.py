@@ -32,9 +32,8 @@ from .long import LongTopkKernel, Memory
 from .noted import NONE, Noted, below, exceeds, narrowed
 from .shares import Share
 
-STATES, MAXIMA, FOUND = range(
-    BARRIERS
-)  # mbarriers: for what the CTAs of a row send to all, and to the first one
+# Mbarriers: for what the CTAs of a row send to all, and what they have found, to the first one.
+STATES, MAXIMA, FOUND = range(BARRIERS)
 
 
 class HeldTopkKernel(LongTopkKernel):
