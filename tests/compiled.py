@@ -49,7 +49,7 @@ def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch, to_run
         kept = kept.with_suffix(".ptx")
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
-        written = kept.with_suffix(f"{kept.suffix}{os.getpid()}")
+        written = kept.with_suffix(f"{kept.suffix}.{os.getpid()}")
         written.write_bytes(pickle.dumps(compile_anew(c, folder, monkeypatch, to_run)))
         written.replace(kept)
     return pickle.loads(kept.read_bytes())

@@ -637,13 +637,16 @@ class Grid(Tensors):
         return np.ascontiguousarray(data).view(np.uint8).reshape(len(idx), -1)
 
     def store_async(self, i, idx):
+        """Stores of some threads at once, for each mbarrier that counts them."""
         places, data = self.place(i.operands[0], idx, 32), self.stored(i, idx)
-        cta, offset = self.shared_rows(self.place(i.operands[2], idx, 32), idx)
-        for k, key in enumerate(zip(cta.tolist(), offset.tolist(), strict=True)):
-            one = slice(k, k + 1)
-            self.barriers[key].bytes -= data.shape[1]
-            self.barriers[key].stores.append(partial(self.put, "shared", places[one], idx[one], data[one]))
-            self.barriers[key].settle()
+        owners = np.stack(self.shared_rows(self.place(i.operands[2], idx, 32), idx))
+        keys, which, counts = np.unique(owners, axis=1, return_inverse=True, return_counts=True)
+        groups = np.split(np.argsort(which.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
+        for key, here in zip(zip(*keys.tolist(), strict=True), groups, strict=True):
+            barrier = self.barriers[key]
+            barrier.bytes -= data[here].size
+            barrier.stores.append(partial(self.put, "shared", places[here], idx[here], data[here]))
+            barrier.settle()
 
     def _cp(self, i, idx):
         if "bulk" in i.parts:
