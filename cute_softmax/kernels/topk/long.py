@@ -242,7 +242,7 @@ class LongTopkKernel:
 
     def index(self, share: Share) -> Int64:
         """What chooses an element of the row; 0 where nothing does."""
-        if const_expr(self.spec.chosen):
+        if self.spec.chosen:
             return element(Int64, share.at["index"], share.row * share.at["index_stride"])[0]
         return Int64(0)
 
@@ -252,7 +252,7 @@ class LongTopkKernel:
 
     def chosen(self, share: Share, index: Int64) -> Float32:
         """The element that the row's index chooses, if there is one."""
-        if const_expr(self.spec.chosen):
+        if self.spec.chosen:
             at = share.start + select(self.exists(share, index), index, Int64(0))
             return element(self.dtype, share.at["x"], at)[0].to(Float32)
         return Float32(0.0)
