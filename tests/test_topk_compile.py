@@ -111,7 +111,8 @@ def check_long(c: LongTopkClass, folder, monkeypatch):
     everything, spilled = c.edges and c.chosen and c.scaled, 96 if "120" in c.architecture else 56
     allowed = 24 * c.chosen + spilled * (everything and c.split)
     if c.held:
-        allowed += 296 if c.architecture == "sm_100a" else 80 * everything
+        # Elsewhere the compiler of machine code asks for more at once.
+        allowed += 80 * everything if c.architecture == "sm_90a" else 296
     assert found.local == 0 and found.stack <= allowed, f"{found.stack} bytes of stack"
     assert found.threads == (c.threads, 1, 1) and found.min_blocks == c.min_blocks
     assert found.registers * c.threads * c.min_blocks <= ARCHITECTURES[c.architecture].registers
