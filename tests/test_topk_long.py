@@ -15,6 +15,7 @@ from cute_softmax import (
     topk_log_softmax,
 )
 from cute_softmax.dispatch.heads import largest
+from cute_softmax.plan import topk_long
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.topk_long import (
@@ -272,3 +273,16 @@ def test_the_plan_that_is_asked_for_is_the_one_of_the_call(monkeypatch):
 def test_plans_of_what_is_not_launched(arguments, error, words):
     with pytest.raises(error, match=words):
         plan_topk_log_softmax(*arguments)
+
+
+def test_rows_that_are_too_many_to_be_held_cost_no_classes(monkeypatch):
+    """A new length is planned in tens of microseconds: clusters in which they do not fit are not built to find out."""
+    made = []
+    build = topk_long.LongTopkClass
+    monkeypatch.setattr(topk_long, "LongTopkClass", lambda **fields: made.append(fields) or build(**fields))
+    for rows in (1000, 48):
+        plan_topk_long(rows, 262144, 8, contiguous("bf16", (rows, 262144)), H200)
+    assert len(made) <= 2 + len(topk_long.HELD_SIZES)
+    made.clear()
+    plan_topk_long(32, 151936, 8, contiguous("bf16", (32, 151936)), H200)
+    assert any(fields.get("held") for fields in made)

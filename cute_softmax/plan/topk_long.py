@@ -457,18 +457,21 @@ def _held(
 ) -> LongTopkClass | None:
     """The class of rows that clusters hold, all of which run at once; None where there is none. As many CTAs as there
     are multiprocessors, or more if threads would have to hold too much."""
-    fewest = min(device.multiprocessors // rows, vectors // HELD_LEAST, device.architecture.cluster_limit)
-    for n in range(max(fewest, 2), device.architecture.cluster_limit + 1):
-        found = None
+    limit, threads = device.architecture.cluster_limit, HELD_THREADS * device.multiprocessors
+    fewest = min(device.multiprocessors // rows, vectors // HELD_LEAST, limit)
+    most = min(threads // HELD_SIZES[0] // rows, vectors // (HELD_LEAST // 2), limit)
+    for n in range(max(fewest, 2), most + 1):
+        found, full = None, HELD_SHARE if n > 2 else 1
         for size in HELD_SIZES:
             each = math.ceil(_share(vectors, n) / size)
             capacity = next((t for t in HELD_VECTORS if t >= each), None)
             if capacity is None or (found and (found.held <= HELD_FEW or n * size > HELD_CLUSTER)):
                 continue
-            c = made(replace(room, threads=size), split=False, cluster_n=n, held=capacity)
-            blocks = min(HELD_THREADS // size, device.architecture.ctas_of(c.shared_memory))
-            if rows * n <= blocks * device.multiprocessors * (HELD_SHARE if n > 2 else 1):
-                found = c
-        if found and vectors >= n * HELD_LEAST // 2:
+            # Whether they all fit is asked first: most calls have so many rows that they do not.
+            if rows * n * size <= threads * full:
+                c = made(replace(room, threads=size), split=False, cluster_n=n, held=capacity)
+                blocks = device.architecture.ctas_of(c.shared_memory)
+                found = c if rows * n <= blocks * device.multiprocessors * full else found
+        if found:
             return found
     return None
