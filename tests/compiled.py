@@ -67,11 +67,6 @@ def of_run(c: RowClass | PanelClass, folder: Path) -> Path | None:
     return next((file for file in (kept, kept.with_suffix(".ptx")) if file.exists()), None)
 
 
-def is_compiled(c: RowClass | PanelClass, folder: Path) -> bool:
-    """Whether some test of this run has compiled it."""
-    return of_run(c, folder) is not None
-
-
 def layouts_of(c: RowClass | PanelClass, folder: Path) -> dict[str, Value]:
     """What the kernel of a class tells: of one that was compiled in this run what it told then."""
     kept = of_run(c, folder)

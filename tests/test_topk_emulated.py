@@ -33,7 +33,7 @@ def alone(monkeypatch):
 
 def one_of(cluster: int, made, room, rows: int, vectors: int, device):
     """The class of rows that clusters of a size hold, however many rows there are."""
-    threads = next(t for t in topk_long.HELD_SIZES if 12 * t * cluster >= vectors)
+    threads = next(t for t in topk_long.HELD_SIZES if topk_long.HELD_VECTORS[-1] * t * cluster >= vectors)
     each = -(-topk_long._share(vectors, cluster) // threads)
     held = next(n for n in topk_long.HELD_VECTORS if n >= each)
     return made(replace(room, threads=threads), split=False, cluster_n=cluster, held=held)

@@ -74,9 +74,7 @@ def find(
     return values, indices, found, ranks, top, log
 
 
-def call_of(
-    rows: Tensor, index: Tensor | None, spec: Largest, result: torch.dtype = torch.float32
-) -> launch.Call:
+def call_of(rows: Tensor, index: Tensor | None, spec: Largest, result: torch.dtype) -> launch.Call:
     """The Call for a matrix as `matrix` gives it, and an index of its rows."""
     return _call(
         rows.get_device(),

@@ -259,6 +259,15 @@ def threads_that(which: Boolean) -> Int32:
     return Int32(found)
 
 
+def sums_so_far(number: Int32, lane: Int32) -> Int32:
+    """Of a warp: the sum of the numbers of all lanes up to this one."""
+    total = number
+    for distance in (1, 2, 4, 8, 16):
+        other = cute.arch.shuffle_sync_up(total, distance)
+        total = total + select(lane >= distance, other, Int32(0))
+    return total
+
+
 def slot_type(op: Scalar | Online) -> type:
     """The element of the reduction buffer: 4 bytes for one number, 8 for a pair, 16 for more."""
     return {1: Float32, 2: Int64, 3: Int128, 4: Int128}[len(op.identity)]

@@ -26,7 +26,8 @@ from ...plan.topk_long import BARRIERS, BOUND, COUNT, KEY, STEPS
 from ..common import online, reduce
 from ..common.copy import Fragment, forget, global_pointer, largest, load, unpack, vector_of, words_of
 from ..common.index import ceil_div, larger, select, smaller
-from ..common.reduce import tree
+from ..common.reduce import sums_so_far, tree
+from ..maths.entropy import Statistics
 from .candidates import LOWEST, Candidates, key_of, put
 from .long import LongTopkKernel, Memory
 from .noted import NONE, Noted, below, exceeds, narrowed
@@ -48,6 +49,10 @@ class HeldTopkKernel(LongTopkKernel):
             )
             observe("maxima", sG)
         return sG, smem.allocate_array(Int64, num_elems=BARRIERS)
+
+    def whole(self, math: Statistics) -> object:
+        """With how many elements are larger than the chosen one."""
+        return reduce.Both(math.whole, reduce.SUM) if self.spec.chosen else math.whole
 
     def memory(self, smem: cutlass.memory.SmemAllocator, share: Share, k: Int32, tidx: Int32) -> Memory:
         memory = super().memory(smem, share, k, tidx)
@@ -88,10 +93,10 @@ class HeldTopkKernel(LongTopkKernel):
         cute.arch.cluster_wait()
         if const_expr(s.most):
             self.tell(share, memory.noted, seen, sG, barriers + MAXIMA, tidx)
-        op = math.whole
+        op = self.whole(math)
         if const_expr(s.chosen):
-            # A float32 counts what registers hold.
-            op, state = reduce.Both(op, reduce.SUM), (*state, Float32(above))
+            # It counts what registers hold exactly.
+            state = (*state, Float32(above))
         state = op.lanes(state, WARP)
         state = reduce.across_warps(op, state, memory.buffer, barriers + STATES, Int32(0), s.cluster_n)
         if const_expr(s.chosen):
@@ -304,11 +309,7 @@ def bound_of(sG: cute.Tensor, lane: Int32, k: Int32, enough: cutlass.Constexpr[b
 def places(candidates: Candidates, count: Int32, lane: Int32) -> tuple[Int32, Int32]:
     """(the first of as many places of the cluster's first CTA as a thread asks for, how many of those that its warp has
     got exist)."""
-    end = count
-    for bit in cutlass.range_constexpr(WARP.bit_length() - 1):
-        other = cute.arch.shuffle_sync_up(end, 1 << bit)
-        end = end + select(lane >= 1 << bit, other, Int32(0))
-    first, last = Int32(0), WARP - 1
+    first, last, end = Int32(0), WARP - 1, sums_so_far(count, lane)
     if lane == last:
         first = add_in(candidates.sW, COUNT, end)
     first, wanted = cute.arch.shuffle_sync(first, last), cute.arch.shuffle_sync(end, last)

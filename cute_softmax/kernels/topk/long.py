@@ -22,7 +22,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Int128, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from layouts.trace import observe
 
@@ -136,43 +136,33 @@ class LongTopkKernel:
     def memory(self, smem: cutlass.memory.SmemAllocator, share: Share, k: Int32, tidx: Int32) -> Memory:
         s = self.spec
         layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
-        slot = {8: Int64, 16: Int128}[s.slot]
-        buffer = smem.allocate_tensor(slot, layout, byte_alignment=s.slot)
+        slot = reduce.slot_type(self.whole(self.math))
+        buffer = smem.allocate_tensor(slot, layout, byte_alignment=slot.width // 8)
         observe("reduction_buffer", buffer)
         layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
-        room = smem.allocate_tensor(self.dtype, cute.make_layout(self.staged), byte_alignment=16)
-        sX = cute.make_tensor(room.iterator, layout)
+        sX = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
         observe("smem", sX)
         sW = smem.allocate_tensor(Int32, cute.make_layout(WORDS), byte_alignment=16)
         candidates, noted = None, None
         if s.most:
             sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
             candidates = Candidates(sK, sW, tidx, k, s.threads)
-            noted = self.noted(share, *self.units(smem, sX), sW, tidx)
+            layout = cute.make_layout((s.vector, s.room.unit, s.noted))
+            sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
+            sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
+            end, each = share.head + share.end * s.vector, s.noted // (s.threads // WARP)
+            noted = Noted(sV, sC, sW, tidx, each, end, SPARE_BITS[s.dtypes[0]])
         sE = None
         if s.edges:
             sE = smem.allocate_tensor(Int64, cute.make_layout(2 * s.vector), byte_alignment=16)
         return Memory(sX, sW, sE, buffer, candidates, noted, self.exchanged(smem))
 
-    @property
-    def staged(self) -> int:
-        """Elements that tiles, and what lies behind them, have room for."""
-        return STAGES * self.spec.tile
-
-    def units(self, smem: cutlass.memory.SmemAllocator, sX: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
-        """(sV, sC) of `Noted`. sX: the tiles."""
-        s = self.spec
-        layout = cute.make_layout((s.vector, s.room.unit, s.noted))
-        sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
-        return sV, smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
-
     def exchanged(self, smem: cutlass.memory.SmemAllocator) -> None:
         """What the CTAs of a row exchange in shared memory: nothing."""
 
-    def noted(self, share: Share, sV: cute.Tensor, sC: cute.Tensor, sW: cute.Tensor, tidx: Int32) -> Noted:
-        s = self.spec
-        end = share.head + share.end * s.vector
-        return Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), end, SPARE_BITS[s.dtypes[0]])
+    def whole(self, math: Statistics) -> object:
+        """The operator that merges the states of a row's warps."""
+        return math.whole
 
     @cute.jit
     def row(

@@ -13,6 +13,7 @@ from cutlass import Boolean, Int32, Int64, Uint32
 from ...plan.maths import WARP
 from ...plan.topk_long import BINS, COUNT, COUNTS, MANY
 from ..common.index import larger, select, smaller
+from ..common.reduce import sums_so_far
 from .candidates import Candidates
 
 
@@ -43,11 +44,7 @@ def begin_bins(sB: cute.Tensor, lane: Int32):
     own = BINS // WARP
     sizes = [sB[lane * own + j + 1] for j in range(own)]
     size = sum(sizes[1:], sizes[0])
-    begin = size
-    for distance in (1, 2, 4, 8, 16):
-        other = cute.arch.shuffle_sync_up(begin, distance)
-        begin = begin + select(lane >= distance, other, Int32(0))
-    begin = begin - size
+    begin = sums_so_far(size, lane) - size
     for j in cutlass.range_constexpr(own):
         sB[lane * own + j + 1] = begin
         begin = begin + sizes[j]
