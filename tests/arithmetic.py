@@ -84,6 +84,9 @@ class Word(int):
     def __add__(self, other) -> Word:
         return Word(int(self) + int(other))
 
+    def __lshift__(self, count) -> Word:
+        return Word(((int(self) << count) + (1 << 31)) % (1 << 32) - (1 << 31))
+
     def __and__(self, other) -> Word:
         return Word(int(self) & int(other))
 
@@ -99,6 +102,17 @@ class Vector(list):
 
 def _fma(a, b, c) -> Number:
     return Number(np.float64(Number(a).value) * np.float64(Number(b).value) + np.float64(Number(c).value))
+
+
+def _saturated(a, b, c) -> Number:
+    found = _fma(a, b, c).value
+    return Number(0 if np.isnan(found) else min(max(found, 0), 1))
+
+
+def _rounded_down(a, b, c) -> Number:
+    exact = np.float64(Number(a).value) * np.float64(Number(b).value) + np.float64(Number(c).value)
+    nearest = np.float32(exact)
+    return Number(np.nextafter(nearest, np.float32(-np.inf)) if nearest > exact else nearest)
 
 
 def _extreme(op):
@@ -138,6 +152,8 @@ def install(monkeypatch) -> None:
     for module in (online, scores):
         monkeypatch.setattr(module, "rounded_product", _rounded(operator.mul))
     monkeypatch.setattr(online, "rounded_sum", _rounded(operator.add))
+    monkeypatch.setattr(online, "saturated", _saturated)
+    monkeypatch.setattr(online, "rounded_down", _rounded_down)
     monkeypatch.setattr(online, "Int32", int)
     monkeypatch.setattr(scores, "negate", _negate)
     for module in (copy, scores):

@@ -425,7 +425,13 @@ class Grid(Tensors):
     def _fma(self, i, idx):
         kind = i.parts[-1]
         a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, kind))
-        self.result(i, idx, (a * b + c).astype(np.float32), kind)
+        exact = a * b + c
+        found = exact.astype(np.float32)
+        if "rm" in i.parts:
+            found = np.where(found > exact, np.nextafter(found, np.float32(-np.inf)), found)
+        if "sat" in i.parts:
+            found = np.where(np.isnan(found), np.float32(0), np.clip(found, np.float32(0), np.float32(1)))
+        self.result(i, idx, found, kind)
 
     def _div(self, i, idx):
         kind = i.parts[-1]

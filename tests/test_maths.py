@@ -335,3 +335,17 @@ def test_the_gradient_of_a_sink(log):
         )
         total = np.where(mask & (y == -np.inf), 0.0, dy.astype(np.float64)).sum()
         assert close(groups, -np.exp(log) * total)
+
+
+def test_precise_exponentials():
+    """To an ulp if ex2.approx were exact, and what is too small for a whole part to the last bit of what is left."""
+    differences = np.random.default_rng(0).uniform(-104, 3, 3000).astype(np.float32)
+    differences = np.concatenate([differences, np.log(2) * np.arange(-150, 4)]).astype(np.float32)
+    exact = np.exp(differences.astype(np.float64))
+    with np.errstate(under="ignore"):
+        found = np.array([online.Precise().of(Number(d)).value for d in differences])
+    ulp = np.spacing(np.maximum(exact, np.finfo(np.float32).tiny).astype(np.float32))
+    assert (np.abs(found - exact) <= 1.1 * ulp).all()
+    special = [online.Precise().of(Number(d)).value for d in (0.0, -0.0, -INF, -1e30, -200.0, np.nan)]
+    np.testing.assert_array_equal(special, [1, 1, 0, 0, 0, np.nan])
+    assert online.Precise().of(Number(1000.0)).value == INF

@@ -136,12 +136,15 @@ def test_a_wrong_bound_of_a_cluster_is_seen(launches, monkeypatch):
 
 
 def test_ctas_that_do_not_wait_for_each_other_are_seen(launches):
-    """Before they look at what the others have told them, and before the first one selects."""
+    """Before they look at what the others have told them, and before the first one selects: in some order of the
+    warps the result is another."""
     x = hard(20001, bf16)[[0, 7]]
     launches.seed = 1
     check(x, 8)
-    with launches.mutated("mbarrier.try_wait", "fence"), pytest.raises((AssertionError, RuntimeError)):
-        check(x, 8)
+    over = ("mov.pred", "", ("P1", "1"))  # a loop of waiting ends when the wait says so
+    with launches.mutated("mbarrier.try_wait", *over), pytest.raises(AssertionError):
+        for launches.seed in range(8):
+            check(x, 8)
 
 
 @pytest.mark.parametrize("room", topk_long.ROOMS, ids=lambda room: f"{room.k}-{room.threads}")

@@ -33,7 +33,7 @@ from .common.copy import (
     read_policy,
     store,
 )
-from .common.early import FEW_CTAS, MOST_CTAS, begins_early, wait_for_stream
+from .common.early import FEW_CTAS, MOST_CTAS, begins_early, told_by_clusters, wait_for_stream
 from .maths.maths import RowMath
 from .maths.scores import Given
 from .row_scalars import Chosen, Edges, Scalars
@@ -121,6 +121,13 @@ class RowKernel:
             return MOST_CTAS
         return 0 if s.edges and len(self.inputs) > 1 else FEW_CTAS
 
+    @property
+    def told(self) -> int:
+        """Of how many CTAs a grid lets the next one begin before it ends, see `common.early`."""
+        s = self.spec
+        held = s.cluster_n > 1 and not s.persistent
+        return told_by_clusters(s.threads * s.steps) if held else MOST_CTAS
+
     def precede(self, stream, operands: tuple):
         """What is launched in front of the kernel: nothing."""
 
@@ -133,7 +140,7 @@ class RowKernel:
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, evict_last: Int32, operands: tuple):
         s = self.spec
-        wait_for_stream(s.early, above=self.located_first)
+        wait_for_stream(s.early, above=self.located_first, told=self.told)
 
         # Coordinates: (row, column) of each of this thread's elements in the CTA's tile, ((V, M), 1, K).
         tidx, _, _ = cute.arch.thread_idx()
@@ -194,7 +201,7 @@ class RowKernel:
         """The tile of a CTA, or of a persistent one every `ctas`-th."""
         s = self.spec
         first = self.rows_of(launch, Int64(cta))
-        wait_for_stream(s.early, upto=self.located_first)
+        wait_for_stream(s.early, upto=self.located_first, told=self.told)
         self.begin(launch, Int64(cta))
         if const_expr(not s.persistent):
             self.take(first, Int32(0), None)

@@ -7,6 +7,10 @@ each sees what it would see if they ran one after another, and at most two overl
 A grid of more CTAs is launched as usual: the GPU starts 0.81 CTAs per nanosecond that wait and tell it so, and a third
 more at least of others. 310688 x 432, bf16, has 155344 CTAs: 192 us instead of 129 (H200, 2026-11-26).
 
+Where CTAs of two such grids hardly fit on the SMs together, those of the next one take what room there is, and some SMs
+have half as many again as others: 12 rows of 524288 bf16 took 12.3 us instead of 10.2 (H200, 2026-11-30). So grids of
+many CTAs let the next one begin when they store their results, or end.
+
 A kernel finds its rows before it waits: 60 instructions fewer stand between the end of what precedes it and its first
 load, which saves few rows 4 to 17% of 1 to 3 us. CTAs of clusters and of columns of which there are more than two for
 each SM wait first all the same: they would take up to 1.2 times as long (H200, 2026-11-27; docs/experiments.md). Each
@@ -25,6 +29,7 @@ from .index import select
 SMS = 128  # of the GPUs that can do it, in round numbers
 MOST_CTAS = 16 * SMS  # started in 2.5 us
 FEW_CTAS = 2 * SMS
+LIGHT = 1024  # vectors of a CTA, of which an SM has room for eight
 
 
 def begins_early(spec: Any, grid: Sequence[Any]) -> Any:
@@ -32,6 +37,11 @@ def begins_early(spec: Any, grid: Sequence[Any]) -> Any:
     if not spec.early:
         return False
     return select(Int64(grid[0]) * grid[1] <= MOST_CTAS, Int32(1), Int32(0))
+
+
+def told_by_clusters(vectors: int) -> int:
+    """Of how many CTAs a grid of clusters lets the next one begin before it ends. vectors: what a CTA holds."""
+    return FEW_CTAS if vectors <= LIGHT else SMS
 
 
 @cute.jit
@@ -55,11 +65,7 @@ def wait_for_stream(
 
 @cute.jit
 def let_next_begin(early: cutlass.Constexpr[bool], told: cutlass.Constexpr[int]):
-    """Let the next kernel begin, if a grid of more CTAs than `told` has waited: before it stores its results.
-
-    Where CTAs of two such kernels do not fit on the SMs together, those of the next one would take what room there is,
-    and then the SMs that are done first: some would have half as many again as others.
-    """
+    """Let the next kernel begin, if a grid of more CTAs than `told` has waited: before it stores its results."""
     if const_expr(early):
         ctas = _ctas()
         if (ctas > told) & (ctas <= MOST_CTAS):

@@ -22,17 +22,6 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 # What the float32 constants lose of log2(e) and of log(2).
 LOG2_E_TAIL, LN_2_TAIL = (n - struct.unpack("f", struct.pack("f", n))[0] for n in (LOG2_E, LN_2))
-# 2 ** f for |f| <= 0.5, the highest power first: the polynomial of degree 6 of least relative error with p(0) = 1
-# (2e-09 in exact arithmetic, 7.9e-08 in float32).
-EXP2 = (
-    0.0001535231733606489,
-    0.0013400170123159748,
-    0.009618449959953385,
-    0.05550329349680741,
-    0.24022647742414116,
-    0.6931472041819232,
-    1.0,
-)
 # (tanh(u) / u - 1) / u ** 2 by powers of u ** 2, the highest first, for |u| <= 0.55: of least relative error of the
 # tangent (1e-09 in exact arithmetic).
 TANH = (
@@ -43,7 +32,9 @@ TANH = (
     -0.3333331755961933,
 )
 NEAR_0 = 0.55
-ROUND = 1.5 * 2.0**23  # added and taken away again, it rounds a smaller number to an integer
+ROUND = 1.5 * 2.0**23  # added to a smaller number it makes it an integer, in the sum's last bits
+BIAS = 127  # of the exponent of a float32
+POWERS = 252  # of two, around 1: what a float32's exponent has room for
 LOWEST = -3.4028234663852886e38  # the most negative finite float32
 VANISHES = -200.0  # exp(-200) and 2 ** -200 are zero in float32: clamping a difference here changes no result
 
@@ -238,24 +229,38 @@ def rounded_sum(a: Float32, b: Float32) -> Float32:
     )
 
 
+def saturated(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c, from 0 to 1; 0 for NaN."""
+    return cute.arch.inline_ptx(
+        "fma.rn.sat.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
+    )
+
+
+def rounded_down(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c, rounded towards -inf."""
+    return cute.arch.inline_ptx(
+        "fma.rm.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
+    )
+
+
 class Precise(Near):
     """Exponentials to 1 ulp beyond the rounding of the difference, for results stored in float32."""
 
     def of(self, difference: Float32) -> Float32:
-        """exp(difference).
+        """exp(difference), as CUDA's own expf makes it.
 
-        ex2.approx alone is off by 2 ulp, and rounding (x - ref) * log2(e) costs more than that. So the exponent is
-        cut into a whole part, whose power of two ex2.approx gives exactly, and a fraction, found with FMAs to the
-        last bit and put into a polynomial. What remains is what torch has, too: half an ulp of the difference.
+        Rounding (x - ref) * log2(e) alone would cost more than 2 ulp. So the exponent is cut into a whole part, whose
+        power of two is made of bits, and a fraction, found with FMAs to the last bit, for ex2.approx. What remains is
+        what torch has, too: half an ulp of the difference. Where the whole part has no room in an exponent the fraction
+        has the rest: all of -inf.
         """
-        difference = maximum(difference, Float32(VANISHES))
-        whole = cute.math.fma(difference, Float32(LOG2_E), Float32(ROUND)) - ROUND
+        place = saturated(difference, Float32(LOG2_E / POWERS), Float32(0.5))
+        biased = rounded_down(place, Float32(POWERS), Float32(ROUND + 1))
+        whole = biased - Float32(ROUND + BIAS)
         fraction = cute.math.fma(difference, Float32(LOG2_E), -whole)
         fraction = cute.math.fma(difference, Float32(LOG2_E_TAIL), fraction)
-        exponential = Float32(EXP2[0])
-        for coefficient in EXP2[1:]:
-            exponential = cute.math.fma(exponential, fraction, Float32(coefficient))
-        return exponential * cute.math.exp2(whole, fastmath=True)
+        power = (biased.bitcast(Int32) << 23).bitcast(Float32)
+        return power * cute.math.exp2(fraction, fastmath=True)
 
 
 class Corrected(Near):

@@ -14,6 +14,7 @@ Between warps a state travels through the reduction buffer in shared memory, sha
 that one synchronised load fetches all of them into the lanes of a warp and one warp reduction ends the work.
 """
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable
@@ -51,6 +52,8 @@ def tree(op: Callable, values: Iterable) -> object:
 
 class Scalar:
     """An associative operator on one number."""
+
+    at_once = False  # see `Online`
 
     def __init__(self, op: Callable, identity: float):
         self.op = op
@@ -150,6 +153,12 @@ class Online:
     def __init__(self, exp: online.Fast | online.Near, total: Scalar = SUM):
         self.exp, self.total = exp, total
 
+    @property
+    def at_once(self) -> bool:
+        """Whether the few states that a thread has read are merged at once, and not one after another: instead of two
+        exponentials a state one. Where these are short, registers for all states cost more."""
+        return isinstance(self.exp, online.Near)
+
     def seen_from(self, state: tuple, row_max: Float32) -> tuple[Float32, ...]:
         """The sums of a state, relative to a maximum that is no smaller."""
         seen, total = state
@@ -229,7 +238,7 @@ class Both:
     """Two states side by side, each with its own operator."""
 
     def __init__(self, first: Online, second: Online):
-        self.parts = first, second
+        self.parts, self.at_once = (first, second), first.at_once
         self.identity = (*first.identity, *second.identity)
 
     def apart(self, state: tuple) -> tuple[tuple, tuple]:
@@ -345,13 +354,15 @@ def across_warps(
     # Few peers lie in as few neighbouring lanes, again and again: fewer shuffles bring them to all.
     width = min(power_of_two(peers), WARP)
     lane = lane % width
-    merged = tuple(Float32(v) for v in op.identity)
+    states = []
     for i in cutlass.range_constexpr(0, peers, width):
         seen = tuple(Float32(v) for v in op.identity)
         if const_expr(peers - i >= width) or i + lane < peers:
             seen = unpack(buffer[row, i + lane], len(op.identity))
-        merged = seen if const_expr(i == 0) else op.merge(merged, seen)
-    return op.lanes(merged, width)
+        states.append(seen)
+    if const_expr(op.at_once and len(states) > 1):
+        states = [op.merge_all(states)]
+    return op.lanes(functools.reduce(op.merge, states), width)
 
 
 def store_remote(state: tuple, buffer: cute.Tensor, at: tuple, barrier: cute.Pointer, rank: Int32):

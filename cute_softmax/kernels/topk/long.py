@@ -41,7 +41,7 @@ from ...plan.topk_long import (
 )
 from ..common import online, reduce
 from ..common.copy import DTYPES, Fragment, element, global_pointer, largest, load_async, read_policy
-from ..common.early import begins_early, wait_for_stream
+from ..common.early import MOST_CTAS, SMS, begins_early, wait_for_stream
 from ..common.index import at_edges, ceil_div, head_of, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
@@ -53,6 +53,9 @@ from .shares import Share, fill, gather, hand_over, last_of
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
 MOST_NUMBER = (1 << 31) - 1  # no number of a group is larger
 NEVER = 1 << 30  # a tile that is none
+FULL = (
+    13  # sixteenths of what there is room for: of more CTAs of clusters the next kernel's would be in the way
+)
 LATE = 2  # tiles, for which no better bound is looked for
 
 
@@ -125,7 +128,7 @@ class LongTopkKernel:
         share = self.share_of(cta, tidx, columns, shares, each, evict_last, at)
 
         memory = self.memory(cutlass.memory.SmemAllocator(), share, k, tidx)
-        wait_for_stream(s.early)
+        wait_for_stream(s.early, told=FULL * s.min_blocks * SMS // 16 if s.held else MOST_CTAS)
         math = self.math
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
