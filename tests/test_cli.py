@@ -17,8 +17,9 @@ from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.runtime import cache, compile, neighbours
 
 ROOT = Path(__file__).resolve().parents[1]
-# Seconds of the processor for a command line that loads neither torch nor cutlass, the interpreter's start among them.
-QUICK = 0.3
+# Seconds of the processor for a command line that loads neither torch nor cutlass: the interpreter starts in them, and
+# in a new clone it compiles the modules.
+QUICK = 0.5
 
 
 @pytest.fixture(autouse=True)

@@ -53,9 +53,8 @@ from .shares import Share, fill, gather, hand_over, last_of
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
 MOST_NUMBER = (1 << 31) - 1  # no number of a group is larger
 NEVER = 1 << 30  # a tile that is none
-FULL = (
-    13  # sixteenths of what there is room for: of more CTAs of clusters the next kernel's would be in the way
-)
+# Sixteenths of the CTAs of clusters that there is room for: if there are more, the next kernel's would be in the way.
+FULL = 13
 LATE = 2  # tiles, for which no better bound is looked for
 
 
