@@ -56,7 +56,7 @@ STACK = {
         "sm_80 bf16->bf16 1024x8x8_edges",
     ),
     ("softmax", "128x21x4_cluster16_edges_two_pass"): (
-        16,
+        32,
         "four CTAs an SM leave 128 registers, of which 84 are the row",
         "sm_90a fp32->fp32 128x21x4_cluster16_edges_two_pass",
     ),
