@@ -100,8 +100,12 @@ class Vector(list):
     element_type = None
 
 
+def _exact(a, b, c) -> np.float64:
+    return np.float64(Number(a).value) * np.float64(Number(b).value) + np.float64(Number(c).value)
+
+
 def _fma(a, b, c) -> Number:
-    return Number(np.float64(Number(a).value) * np.float64(Number(b).value) + np.float64(Number(c).value))
+    return Number(_exact(a, b, c))
 
 
 def _saturated(a, b, c) -> Number:
@@ -110,7 +114,7 @@ def _saturated(a, b, c) -> Number:
 
 
 def _rounded_down(a, b, c) -> Number:
-    exact = np.float64(Number(a).value) * np.float64(Number(b).value) + np.float64(Number(c).value)
+    exact = _exact(a, b, c)
     nearest = np.float32(exact)
     return Number(np.nextafter(nearest, np.float32(-np.inf)) if nearest > exact else nearest)
 

@@ -94,6 +94,7 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch, to_run: bo
         on_host,
         c.early,
         twice=isinstance(c, RowClass | PanelClass),
+        silent=isinstance(c, RowClass) and c.cluster_n > 1 and not c.persistent,
         later=isinstance(c, TopkClass) and c.forward,
     )
     launched = launch_of(on_host)
@@ -176,16 +177,17 @@ def touches_before_it_waits(kernel: str, twice: bool = False) -> bool:
     return False
 
 
-def check_launches(ptx: str, body: str, early: bool, *, twice: bool, later: bool):
+def check_launches(ptx: str, body: str, early: bool, *, twice: bool, silent: bool, later: bool):
     """Each kernel that may be launched early waits for what precedes it, in all its roles, before it touches global
     memory; then the next may begin. The number of CTAs decides about it, if it is not one. body: see `host_code`;
-    twice: see `touches_before_it_waits`; later: whether the number of CTAs decides when the next may begin, too."""
+    twice: see `touches_before_it_waits`; silent: whether a grid of so many CTAs that the first of its waits is theirs
+    lets none begin; later: whether the number of CTAs decides when the next may begin, too."""
     from cute_softmax.kernels.common.early import MOST_CTAS
 
     for kernel in ptx.split(".entry ")[1:]:
         name = kernel.split("(")[0]
         told = re.findall(r"griddepcontrol\.(\w+)", kernel)
-        if twice:  # where only a grid of too many CTAs waits, it does not let the next begin
+        if silent:
             told = [word for word, then in zip_longest(told, told[1:]) if not word == then == "wait"]
         once = ["wait", *["launch_dependents"] * (1 + later)]
         assert told == once * (len(told) // len(once)) and bool(told) == early, name

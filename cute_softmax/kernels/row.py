@@ -33,7 +33,7 @@ from .common.copy import (
     read_policy,
     store,
 )
-from .common.early import FEW_CTAS, MOST_CTAS, begins_early, told_by_clusters, wait_for_stream
+from .common.early import FEW_CTAS, MOST_CTAS, SMS, begins_early, wait_for_stream
 from .maths.maths import RowMath
 from .maths.scores import Given
 from .row_scalars import Chosen, Edges, Scalars
@@ -50,6 +50,8 @@ from .row_work import (
     share_of,
     writes,
 )
+
+LIGHT = 1024  # vectors of a CTA, of which an SM has room for eight
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ class RowKernel:
     def told(self) -> int:
         """Of how many CTAs a grid lets the next one begin before it ends, see `common.early`."""
         s = self.spec
-        held = s.cluster_n > 1 and not s.persistent
-        return told_by_clusters(s.threads * s.steps) if held else MOST_CTAS
+        if s.cluster_n == 1 or s.persistent:
+            return MOST_CTAS
+        return FEW_CTAS if s.threads * s.steps <= LIGHT else SMS
 
     def precede(self, stream, operands: tuple):
         """What is launched in front of the kernel: nothing."""

@@ -29,7 +29,6 @@ from .index import select
 SMS = 128  # of the GPUs that can do it, in round numbers
 MOST_CTAS = 16 * SMS  # started in 2.5 us
 FEW_CTAS = 2 * SMS
-LIGHT = 1024  # vectors of a CTA, of which an SM has room for eight
 
 
 def begins_early(spec: Any, grid: Sequence[Any]) -> Any:
@@ -37,11 +36,6 @@ def begins_early(spec: Any, grid: Sequence[Any]) -> Any:
     if not spec.early:
         return False
     return select(Int64(grid[0]) * grid[1] <= MOST_CTAS, Int32(1), Int32(0))
-
-
-def told_by_clusters(vectors: int) -> int:
-    """Of how many CTAs a grid of clusters lets the next one begin before it ends. vectors: what a CTA holds."""
-    return FEW_CTAS if vectors <= LIGHT else SMS
 
 
 @cute.jit
