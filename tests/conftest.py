@@ -1,6 +1,7 @@
 """Settings of all tests. `checking` and `classes` are importable from every folder below this one."""
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -62,6 +63,14 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Tests have room for their frames: some trace kernels, or run them, in loops of many calls."""
+    from cute_softmax.runtime.frames import with_room
+
+    pyfuncitem.obj = functools.partial(with_room, pyfuncitem.obj)
 
 
 @pytest.fixture

@@ -172,6 +172,7 @@ def compile_form(form: Form, options: str = "") -> Any:
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
     from ..kernels.common.copy import DTYPES
+    from ..runtime.frames import with_room
 
     groups, pitch = cute.sym_int(), cute.sym_int()
     strides = (form.columns, 1) if form.rows else (1, pitch)
@@ -179,7 +180,8 @@ def compile_form(form: Form, options: str = "") -> Any:
         make_fake_tensor(DTYPES[form.dtype], (groups, form.columns), strides, assumed_align=form.alignment)
         for _ in range(2)
     ]
-    return cute.compile(
+    return with_room(
+        cute.compile,
         importlib.import_module(f".{rung_of(form.rung).module}", __name__).softmax,
         *tensors,
         make_fake_stream(use_tvm_ffi_env_stream=True),

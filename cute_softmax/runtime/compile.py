@@ -18,8 +18,11 @@ def compile_class(c: ClassBase, options: str = "") -> Any:
     import cutlass.cute as cute
     from cutlass import Float32, Int32, Int64
 
+    from .frames import with_room
+
     types = {"i": Int32, "l": Int64, "f": Float32}
-    return cute.compile(
+    return with_room(
+        cute.compile,
         kernel_of(c),
         cute.runtime.make_fake_stream(),
         *(types[letter](0) for letter in c.signature),
