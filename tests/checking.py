@@ -34,7 +34,8 @@ TINY = 2.0**-126
 CHUNK = 1 << 25  # elements that are compared at a time: about 2 GB of float64 intermediates
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-POISON = {2: 0x7FA5, 4: 0x7FA5A5A5}  # a NaN of bfloat16, float16 and float32 that no arithmetic produces
+# A NaN of bfloat16, float16 and float32 that no arithmetic produces; a truth that is not 1.
+POISON = {1: 0xA5, 2: 0x7FA5, 4: 0x7FA5A5A5}
 GUARD = 512  # elements before and after a guarded tensor
 
 

@@ -18,6 +18,8 @@ from cute_softmax.runtime.launch import Work
 
 INF = math.inf
 SWEPT = [name for (name, online), facts in MATHS.items() if online and not facts.group_inputs]
+SCORED = ("softmax", "log_softmax", "logsumexp", "entropy")  # that take a bias and a mask
+BESIDE = (("mask",), ("bias",), ("bias", "mask"))
 # (matrices, rows, columns): rows that are whole vectors and rows that are not; whole lines, a rest behind them, nothing
 # but a rest; matrices one behind another; panels that end within a vector of threads; parts of one line.
 SHAPES = (
@@ -45,7 +47,8 @@ class Columns:
     """A math over the middle dimension of contiguous tensors.
 
     shape: (matrices, rows, columns); dtype: of all full tensors, "fp32" of the result if `wide`. scale: of the
-    scores, a number, with a factor of 2 on the results of a softmax.
+    scores, a number, with a factor of 2 on the results of a softmax. beside: "bias" and "mask", as there are, of one
+    element for each row of memory, the same for all matrices if these are an odd number.
     """
 
     math: str
@@ -54,6 +57,12 @@ class Columns:
     wide: bool = False
     in_place: bool = False
     scale: float | None = None
+    beside: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> int:
+        """How many operands are read."""
+        return len(MATHS[self.math, True].inputs) + len(self.beside)
 
     @property
     def case(self) -> dict[str, float]:
@@ -66,7 +75,10 @@ class Columns:
         """Of all operands."""
         facts, names = MATHS[self.math, True], operand_dtypes(self.math, self.dtype)
         wide = range(len(facts.inputs), facts.full) if self.wide else ()
-        return [torch.float32 if i in wide else DTYPES[name] for i, name in enumerate(names)]
+        found = [torch.float32 if i in wide else DTYPES[name] for i, name in enumerate(names)]
+        there = {"bias": torch.bfloat16, "mask": torch.bool}
+        found[len(facts.inputs) : len(facts.inputs)] = [there[name] for name in self.beside]
+        return found
 
     def guarded(self) -> list[Guarded]:
         """All operands: columns with -inf, with nothing else, with +inf and NaN, and with numbers far apart."""
@@ -79,11 +91,15 @@ class Columns:
         if len(facts.inputs) > 1:
             logs = torch.log_softmax(random(self.shape, self.dtypes[0], 2, 3.0).double(), 1)
             inputs.append((logs if self.math.startswith("log") else logs.exp()).to(self.dtypes[1]))
+        for i, name in enumerate(self.beside):
+            numbers = random((outer if outer % 2 == 0 else 1, length, 1), torch.float32, 3 + i, 2.0)
+            inputs.append(numbers.bfloat16() if name == "bias" else numbers < 1.0)
         found = [Guarded.of(values) for values in inputs]
         if self.in_place:
             return [*found, found[0]]
         for i, dtype in enumerate(self.dtypes[len(inputs) :], len(inputs)):
-            found.append(Guarded(self.shape if i < facts.full else (outer, 1, columns), dtype))
+            full = i < facts.full + len(self.beside)
+            found.append(Guarded(self.shape if full else (outer, 1, columns), dtype))
         return found
 
     def work(self, tensors: list[torch.Tensor]) -> Work:
@@ -92,14 +108,18 @@ class Columns:
         numbers = [*case.values()]
         if self.math.endswith("_backward") and "alpha" in case:
             numbers[1] = 1 / case["alpha"]
-        return Work(self.math, tensors, (1,), True, Prologue(**dict.fromkeys(case, "number")), numbers)
+        prologue = Prologue(**dict.fromkeys(case, "number"), **dict.fromkeys(self.beside, True))
+        return Work(self.math, tensors, (1,), True, prologue, numbers)
 
     def check(self, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Raise AssertionError on a wrong result."""
-        if self.scale is not None:
+        if self.scale is not None or self.beside:
             along = [t.expand(self.shape).movedim(1, -1) for t in results]
             whole = self.math not in ("logsumexp", "entropy")
-            Case(self.math, *[t.movedim(1, -1) for t in inputs], dtype=results[0].dtype, **self.case).check(
+            given = [t.movedim(1, -1) for t in inputs]
+            count = len(given) - len(self.beside)
+            beside = dict(zip(self.beside, given[count:], strict=True))
+            Case(self.math, *given[:count], dtype=results[0].dtype, **self.case, **beside).check(
                 along if whole else [t[..., 0] for t in along]
             )
         elif self.math in ("amax", "sum", "logsumexp"):
@@ -116,7 +136,7 @@ class Columns:
 
     def run(self, launched) -> None:
         """Launch by a function of a `Work`, and check the results, and that nothing else was written."""
-        buffers, full = self.guarded(), len(MATHS[self.math, True].inputs)
+        buffers, full = self.guarded(), self.inputs
         inputs = [b.tensor.clone() for b in buffers[:full]]
         launched(self.work([b.tensor for b in buffers]))
         self.check(inputs, [b.tensor for b in buffers[full:]])
@@ -135,3 +155,6 @@ def calls(dtype: str) -> Iterator[Columns]:
             yield Columns(name, shape, dtype, wide, bool(outputs) and (i + j) % 3 == 2)
             if name not in ("amax", "sum") and (i + j) % 2:
                 yield Columns(name, shape, dtype, wide, scale=(0.5, -2.0, 0.0)[i % 3])
+            if name in SCORED:
+                scale = (None, None, 0.5, -2.0)[(i + j) % 4]
+                yield Columns(name, shape, dtype, wide, scale=scale, beside=BESIDE[(i + j) % 3])

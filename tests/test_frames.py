@@ -39,5 +39,5 @@ def test_loops_ask_for_no_memory_wherever_they_are():
 
 
 def test_what_is_called_gets_its_arguments():
-    assert with_room(dict, [("a", 1)], b=2) == {"a": 1, "b": 2}
+    assert with_room(dict, [("a", 1)], function=2) == {"a": 1, "function": 2}
     assert ROOM <= 8 * with_room.__code__.co_stacksize < 2 * ROOM

@@ -16,6 +16,8 @@ are neighbours in memory, too: panels of the same lines. In the second pass the 
 L2 still has them.
 
 A column has a state for each part of its panel, times the rows of a line: in memory they are rows of columns once more.
+
+A bias or a mask has one element for a row of memory. A vector lies in one row, or ends in the next.
 """
 
 from collections.abc import Sequence
@@ -46,7 +48,7 @@ from .common.early import begins_early, wait_for_stream
 from .common.index import ceil_div, larger, select, smaller, wide
 from .common.reduce import tree
 from .maths.maths import RowMath
-from .maths.scores import floats
+from .maths.scores import NOTHING, floats, score_of
 from .maths.slots import absorb, nothing
 
 
@@ -76,7 +78,8 @@ class Launch:
 @dataclass(frozen=True)
 class Item:
     """What a thread has to do: its first column in the lines of a matrix, and which of the lines of a part; last:
-    whether the rest behind the whole lines is its CTA's, too."""
+    whether the rest behind the whole lines is its CTA's, too. row: of a line, in which the column lies; here: how many
+    elements that row has from the column on."""
 
     matrix: Int32
     part: Int32
@@ -84,19 +87,23 @@ class Item:
     first: Int32
     end: Int32
     last: Boolean
+    row: Int32
+    here: Int32
 
 
 def item_of(launch: Launch, cta: Int32, panel_columns: int, thread_column: Int32) -> Item:
     """A CTA's item, for a thread whose vectors begin at this column of a panel."""
     part = cta // launch.panels % launch.parts
-    first = part * launch.share
+    first, column = part * launch.share, cta % launch.panels * panel_columns + thread_column
     return Item(
         matrix=cta // launch.panels // launch.parts,
         part=part,
-        column=cta % launch.panels * panel_columns + thread_column,
+        column=column,
         first=first,
         end=smaller(first + launch.share, launch.lines),
         last=part == launch.parts - 1,
+        row=column // launch.columns,
+        here=launch.columns - column % launch.columns,
     )
 
 
@@ -106,6 +113,21 @@ def turn_of(launch: Launch, item: Item, turn: Int32, steps: int) -> Item:
     first = smaller(item.first + (TURNS - 1 - turn) * each, item.end)
     end = smaller(first + each, item.end)
     return replace(item, first=first, end=end, last=item.last & (turn == 0))
+
+
+def leave_out(rX: cute.Tensor, rM: cute.Tensor, here: Int32, rP: cute.Tensor) -> None:
+    """Put padding, rP, in the place of a vector's elements whose row a mask leaves out, word by word. rM: what the mask
+    has for two rows, the first of which has the elements up to `here`."""
+    words, padding = (cute.recast_tensor(r, Uint32) for r in (rX, rP))
+    every, width = Uint32(0xFFFFFFFF), rX.element_type.width
+    first, second = (select(rM[r] != 0, Uint32(0), every) for r in range(2))
+    for j in range(cute.size(words)):
+        behind = Uint32(0)  # bits of the elements in the second row
+        for e in range(32 // width):
+            bits = Uint32((1 << width) - 1 << width * e)
+            behind = behind | select(32 // width * j + e < here, Uint32(0), bits)
+        out = (first & (behind ^ every)) | (second & behind)
+        words[j] = (words[j] & (out ^ every)) | (padding[j] & out)
 
 
 def state_at(launch: Launch, item: Item) -> Int64:
@@ -123,6 +145,9 @@ class SweepKernel:
         self.spec, self.math = spec, math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs, self.numbers = range(len(math.inputs)), len(math.whole.identity)
+        self.beside = spec.facts.beside
+        # Of a mask alone elements are their scores, if they are not left out.
+        self.scored = bool(self.beside) and not math.masks
         self.words = spec.state_bytes // 4  # of a state in memory, where three numbers take the room of four
         # What is read again had better stay in L2.
         self.hint = "evict_last" if math.outputs else "evict_normal"
@@ -202,30 +227,69 @@ class SweepKernel:
         batches = larger(item.end - item.first, 0) // s.steps
         for b in cutlass.range(batches, unroll=1):
             lines = self.loaded(launch, item, item.first + b * s.steps, hint)
-            self.absorb(rS, [self.elements(launch, vectors) for vectors in lines], lines)
+            self.absorb(rS, [self.elements(launch, item, vectors) for vectors in lines], lines)
         line = item.first + batches * s.steps
         if line < item.end:
             lines = self.padded(self.loaded(launch, item, line, hint, item.end), line, item.end)
             elements = [
-                self.elements(launch, x, [line + u < item.end] * s.vector) for u, x in enumerate(lines)
+                self.elements(launch, item, x, [line + u < item.end] * s.vector) for u, x in enumerate(lines)
             ]
             self.absorb(rS, elements, lines)
         if item.last & (item.column < launch.rest):
             vectors = self.rest(launch, item)
             exist = [item.column + v < launch.rest for v in range(s.vector)]
-            self.absorb(rS, [self.elements(launch, vectors, exist)], [vectors])
+            self.absorb(rS, [self.elements(launch, item, vectors, exist)], [vectors])
         return rS
 
     def elements(
-        self, launch: Launch, vectors: Sequence[cute.Tensor], exist: Sequence[Boolean] | None = None
+        self,
+        launch: Launch,
+        item: Item,
+        vectors: Sequence[cute.Tensor],
+        exist: Sequence[Boolean] | None = None,
     ) -> list[tuple[Float32, ...]]:
         """What the math takes of a vector of each input: an element of each. exist: whether there are these
         elements, or padding."""
+        if self.scored:
+            return list(zip(self.scores(launch, item, *vectors, exist=exist)))
+        if self.beside:  # a mask alone
+            leave_out(*vectors, item.here, self.padding(0))
+            vectors = vectors[:1]
         found = zip(*map(unpack, vectors), strict=True)
-        if not self.spec.prologue:
+        if self.beside or not self.spec.prologue:
             return list(found)
         scale, exist = launch.numbers.get("scale"), exist or [None] * self.spec.vector
         return [self.math.elements(e, scale, exists) for e, exists in zip(found, exist, strict=True)]
+
+    def scores(
+        self,
+        launch: Launch,
+        item: Item,
+        rX: cute.Tensor,
+        *beside: cute.Tensor,
+        exist: Sequence[Boolean] | None,
+    ) -> list[Float32]:
+        """The scores of a vector's elements. Those that are left out are 0 times the scale, and -inf is added."""
+        given = dict(zip(self.math.names[1:], beside, strict=True))
+        added = [Float32(0.0)] * 2
+        if "bias" in given:
+            added = [given["bias"][r].to(Float32) for r in range(2)]
+        if "mask" in given:
+            leave_out(rX, given["mask"], item.here, self.padding(0))
+            added = [select(given["mask"][r] != 0, added[r], Float32(NOTHING)) for r in range(2)]
+        added = [select(v < item.here, *added) for v in range(self.spec.vector)]
+        if exist is not None:
+            added = [select(exists, b, Float32(NOTHING)) for exists, b in zip(exist, added, strict=True)]
+        scale = launch.numbers.get("scale")
+        return [score_of(x, scale, b) for x, b in zip(unpack(rX), added, strict=True)]
+
+    def of_rows(self, launch: Launch, item: Item, i: int, line: Int32) -> cute.Tensor:
+        """rX: what operand i has for the rows in which a vector of a line begins and ends."""
+        mX, rX = launch.mX[i], cute.make_rmem_tensor(2, launch.mX[i].dtype)
+        at = item.matrix * mX.kept[0] + (line * launch.abreast + item.row) * mX.reduced[0]
+        ends = select(item.here < self.spec.vector, mX.reduced[0], Int64(0))
+        rX[0], rX[1] = mX.element(at)[0], mX.element(at + ends)[0]
+        return rX
 
     def vector(self, launch: Launch, item: Item, i: int, line: Int32) -> cute.Tensor:
         """gX: this thread's vector of a line of operand i."""
@@ -239,16 +303,21 @@ class SweepKernel:
         """Per line, `steps` of them from one on, the vectors rX of all inputs; from `end` on the line before it."""
         found = []
         for u in range(self.spec.steps):
-            found.append([cute.make_rmem_tensor(self.spec.vector, self.dtypes[i]) for i in self.inputs])
             at = line + u if end is None else smaller(line + u, end - 1)
-            for i, rX in enumerate(found[-1]):
-                load(self.vector(launch, item, i, at), rX, self.spec.vector, hint)
+            found.append([])
+            for i in self.inputs:
+                if i in self.beside:
+                    found[-1].append(self.of_rows(launch, item, i, at))
+                else:
+                    rX = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
+                    load(self.vector(launch, item, i, at), rX, self.spec.vector, hint)
+                    found[-1].append(rX)
         return found
 
     def padded(self, lines: list[list[cute.Tensor]], line: Int32, end: Int32) -> list[list[cute.Tensor]]:
         """Such lines from one on, those from `end` on with what stands for nothing."""
         for u, vectors in enumerate(lines):
-            for i, rX in enumerate(vectors):
+            for i, rX in enumerate(vectors[: len(vectors) - len(self.beside)]):
                 words, padding = (cute.recast_tensor(r, Uint32) for r in (rX, self.padding(i)))
                 for j in range(cute.size(words)):
                     words[j] = select(line + u < end, words[j], padding[j])
@@ -257,14 +326,14 @@ class SweepKernel:
     def padding(self, i: int) -> cute.Tensor:
         """A vector of what stands for elements of input i that do not exist."""
         rP = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
-        rP.fill(self.dtypes[i](self.math.padding[i]))
+        rP.fill(self.dtypes[i](0.0 if self.scored else self.math.padding[i]))
         return rP
 
     @cute.jit
     def rest(self, launch: Launch, item: Item) -> list[cute.Tensor]:
         """The vectors of the line behind the whole ones, padded where there is nothing."""
         V, found = self.spec.vector, []
-        for i in cutlass.range_constexpr(len(self.math.inputs)):
+        for i in cutlass.range_constexpr(len(self.math.inputs) - len(self.beside)):
             gX, rX = self.vector(launch, item, i, launch.lines), self.padding(i)
             if item.column + V <= launch.rest:
                 cute.autovec_copy(gX, rX)
@@ -273,14 +342,21 @@ class SweepKernel:
                     if item.column + v < launch.rest:
                         rX[v] = gX[v]
             found.append(rX)
-        return found
+        # A row that would begin behind the last element is not there.
+        there = launch.rest - item.column > item.here
+        item = replace(item, here=select(there, item.here, Int32(V)))
+        return found + [self.of_rows(launch, item, i, launch.lines) for i in self.beside]
 
     def absorb(
         self, rS: cute.Tensor, elements: list[list[tuple[Float32, ...]]], lines: list[list[cute.Tensor]]
     ) -> None:
         """Fold lines into the states of this thread's columns, (number, column). elements: of the vectors of lines."""
         math, columns = self.math, range(self.spec.vector)
-        packed = self.dtypes[0] in PACKED_MAX and len(columns) > 1 and not self.spec.prologue
+        packed = (
+            self.dtypes[0] in PACKED_MAX
+            and len(columns) > 1
+            and not (self.scored or self.spec.prologue.scale)
+        )
 
         def totals(stage: int, carry: list[tuple]) -> list[Float32]:
             if math.maximum_first and stage == 0 and packed:
@@ -394,10 +470,10 @@ class SweepKernel:
         return found
 
     def worked_out(
-        self, launch: Launch, vectors: Sequence[cute.Tensor], states: list[tuple[Float32, ...]]
+        self, launch: Launch, item: Item, vectors: Sequence[cute.Tensor], states: list[tuple[Float32, ...]]
     ) -> cute.Tensor:
         """rY: the results of the vectors of a line."""
-        elements = zip(self.elements(launch, vectors), states, strict=True)
+        elements = zip(self.elements(launch, item, vectors), states, strict=True)
         given = [launch.numbers.get(name) for name in ("scale", "alpha")] if self.spec.prologue else []
         rY = cute.make_rmem_tensor(self.spec.vector, self.dtypes[len(self.inputs)])
         pack((self.math.result(e, state, *given) for e, state in elements), rY)
@@ -416,13 +492,15 @@ class SweepKernel:
         for u, vectors in enumerate(lines):
             gY = self.vector(launch, item, len(self.inputs), line + u)
             store(
-                self.worked_out(launch, vectors, states), gY, exists=None if end is None else line + u < end
+                self.worked_out(launch, item, vectors, states),
+                gY,
+                exists=None if end is None else line + u < end,
             )
 
     @cute.jit
     def finish_rest(self, launch: Launch, item: Item, states: list[tuple[Float32, ...]]):
         """Store the results of the line behind the whole ones."""
-        rY = self.worked_out(launch, self.rest(launch, item), states)
+        rY = self.worked_out(launch, item, self.rest(launch, item), states)
         gY = self.vector(launch, item, len(self.inputs), launch.lines)
         if item.column + self.spec.vector <= launch.rest:
             store(rY, gY)

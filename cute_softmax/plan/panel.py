@@ -50,7 +50,7 @@ def plan_panel(
 
 def _swept(g: Groups) -> SweepPlan | None:
     """The plan of columns in two passes; None where they are too few or too short, or panels are faster."""
-    if g.orientation != "column" or not g.prologue.multiplies or g.invariant:
+    if g.orientation != "column" or not g.prologue.sweeps or g.invariant:
         return None
     off_vectors = g.shifted or g.vector < g.widest
     if not g.facts.outputs:

@@ -166,9 +166,10 @@ class Prologue:
         return bool(self.scale or self.mask) and not (self.softcap or self.bias or self.causal)
 
     @property
-    def multiplies(self) -> bool:
-        """Whether numbers that scores and results are multiplied by are all it has, if it has any."""
-        return replace(self, scale="", alpha="") == NO_PROLOGUE and "groups" not in (self.scale, self.alpha)
+    def sweeps(self) -> bool:
+        """Whether all it has, if any, are numbers that scores and results are multiplied by, a bias and a mask."""
+        rest = replace(self, scale="", alpha="", bias=False, mask=False, zero=False)
+        return rest == NO_PROLOGUE and "groups" not in (self.scale, self.alpha)
 
     @property
     def of_rows(self) -> bool:

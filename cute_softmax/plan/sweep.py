@@ -17,7 +17,9 @@ from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 
 THREADS, CTAS_AN_SM = 256, 2
-LOADED_BYTES = 128  # that a thread loads at a time, of all inputs; half of it where states have three numbers
+# That a thread loads at a time, of all inputs; half of it where states have three numbers, or 16-bit scores a mask and
+# more: registers are few, then.
+LOADED_BYTES = 128
 # CTAs that write the results of a part, the last lines first: smaller ones share the SMs better, whose share of the
 # memory differs.
 TURNS = 4
@@ -35,7 +37,7 @@ class SweepClass(ClassBase):
     """What is compiled for the sweep movement, three kernels, as plain numbers; see `kernels.sweep`.
 
     dtypes: of the math's operands; vector: elements of an access to the full ones; steps: lines that a thread loads at
-    a time. prologue: one that `multiplies`, and nothing else.
+    a time. prologue: one that `sweeps`, of whose bias and mask a row of memory has one element.
     """
 
     movement: ClassVar[str] = "sweep"
@@ -61,7 +63,8 @@ class SweepClass(ClassBase):
     @property
     def access(self) -> tuple[int, ...]:
         """Per input, elements of one load."""
-        return (self.vector,) * len(self.facts.inputs)
+        beside = self.facts.beside
+        return tuple(1 if i in beside else self.vector for i in range(len(self.facts.inputs)))
 
     @property
     def state_bytes(self) -> int:
@@ -127,8 +130,9 @@ class SweepPlan(PlanBase):
         abreast: Rows of memory in a line.
         parts: CTAs that share the lines of a panel.
         share: Lines that each takes.
-        operand_strides: In elements, of full operands (from a matrix to the next, from a line to the next), of results
-            that are one number a column (from a matrix, from a column to the next).
+        operand_strides: In elements, of full operands (from a matrix to the next, from a line to the next), of a bias
+            or mask (from a matrix, from a row of memory to the next), of results that are one number a column (from a
+            matrix, from a column to the next).
         zeroed: Whether the scratch memory must be zero: no state is read before it is written.
     """
 
@@ -216,23 +220,26 @@ def plan_sweep(
     math_name: str, problem: Problem, device: Device, prologue: Prologue = NO_PROLOGUE
 ) -> SweepPlan | None:
     """The plan of columns in two passes; None where rows of memory, or lines of as many as make whole vectors, are not
-    contiguous vectors."""
+    contiguous vectors, and where those have more than one element of a bias or a mask."""
     facts, found = facts_of(math_name, True, prologue), _modes(problem)
     if found is None or facts.group_inputs:
         return None
     outer, reduced, inner = found
+    if any(inner.strides[i] for i in facts.beside):
+        return None
     size = {i: ITEM_SIZE[problem.dtypes[i]] for i in facts.main}
     vector = ALIGNMENT // max(size.values())
     unit = rows_of_vectors(problem, [outer], reduced, inner, vector, facts)
     if unit is None or inner.size < vector:
         return None
-    loaded = LOADED_BYTES if facts.numbers < 3 else LOADED_BYTES // 2
+    crowded = prologue.mask and (prologue.bias or prologue.scale) and size[0] == 2
+    loaded = LOADED_BYTES if facts.numbers < 3 and not crowded else LOADED_BYTES // 2
     c = SweepClass(
         math=math_name,
         architecture=device.architecture.name,
         dtypes=problem.dtypes,
         vector=vector,
-        steps=loaded // sum(vector * size[i] for i in range(len(facts.inputs))),
+        steps=loaded // sum(vector * size[i] for i in facts.main if i < len(facts.inputs)),
         prologue=prologue,
     )
     dense = unit > 1 or all(reduced.strides[i] == inner.size for i in facts.main)
@@ -247,10 +254,15 @@ def plan_sweep(
         parts=parts,
         share=math.ceil(problem.length // abreast / parts),
         operand_strides=tuple(
-            (outer.strides[i], reduced.strides[i] * abreast if i < facts.full else inner.strides[i])
+            (outer.strides[i], _along(i, facts, reduced, inner) * (abreast if i in facts.main else 1))
             for i in range(len(problem.dtypes))
         ),
     )
+
+
+def _along(i: int, facts: Math, reduced: Mode, inner: Mode) -> int:
+    """Elements from one row of memory to the next of a full operand, from one column to the next of another."""
+    return (reduced if i < facts.full else inner).strides[i]
 
 
 def _modes(problem: Problem) -> tuple[Mode, Mode, Mode] | None:
@@ -288,6 +300,7 @@ def _cut(
                 # Lines that a place for a CTA reads, in whole steps; then states, which are written and read again.
                 read = math.ceil(panels * parts / resident) * (share + c.steps / 2) * OFF_LINES[begin]
                 states = 2 * outer * parts * width * c.state_bytes
-                yield read + states / (resident * c.columns * size * len(c.facts.inputs)), abreast, parts
+                inputs = len(c.facts.inputs) - len(c.facts.beside)
+                yield read + states / (resident * c.columns * size * inputs), abreast, parts
 
     return min(cuts())[1:]

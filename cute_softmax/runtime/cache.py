@@ -54,6 +54,7 @@ SOURCES = (
     "cute_softmax/ladder/**/*.py",
     "cute_softmax/plan/**/*.py",
     "cute_softmax/runtime/compile.py",
+    "cute_softmax/runtime/frames.py",
     "layouts/__init__.py",
     "layouts/algebra.py",
     "layouts/coordinates.py",

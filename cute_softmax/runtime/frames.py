@@ -16,7 +16,7 @@ SLOT = 8  # bytes
 ROOM = 1 << 20  # bytes: a thousand frames of a hundred slots
 
 
-def with_room(function: Callable[..., Result], *arguments, **options) -> Result:
+def with_room(function: Callable[..., Result], /, *arguments, **options) -> Result:
     """Call a function; what it calls shares one chunk of memory for frames, as far as `ROOM` goes."""
     return function(*arguments, **options)
 

@@ -8,7 +8,7 @@ import torch
 from building import build
 from checking import DTYPES, check_backward, check_reduction, check_softmax, equal_bits, random
 
-from cute_softmax import logsumexp, plan_softmax, softmax, softmax_backward
+from cute_softmax import log_softmax, logsumexp, plan_softmax, softmax, softmax_backward
 from cute_softmax.runtime import launch
 
 INF = math.inf
@@ -78,3 +78,30 @@ def test_in_a_graph_and_beside_others():
             beside.append(softmax(x, 0))
     torch.cuda.synchronize()
     assert equal_bits(out, y) and all(equal_bits(found, y) for found in beside)
+
+
+@dtypes
+@pytest.mark.parametrize("given", [("mask",), ("bias",), ("bias", "mask", "scale")], ids="-".join)
+def test_large_scores(given, dtype):
+    """Of one element for each row of memory, and the gradients of what is made of them."""
+    x, dy = (random((65027, 1031), DTYPES[dtype], seed=seed, scale=3.0) for seed in (5, 6))
+    kept, bias = (random((65027, 1), torch.float32, seed=seed) for seed in (7, 8))
+    scores = {"mask": kept < 1.0, "bias": bias, "scale": -0.5}
+    scores = {name: scores[name] for name in given}
+    dy = dy.masked_fill(~scores.get("mask", torch.ones_like(kept, dtype=torch.bool)), 0.0)
+    assert plan_softmax(x, 0, **scores).movement == "sweep"
+    for function in (softmax, log_softmax):
+        found, right = [], []
+        for leaf, results in ((x.clone().requires_grad_(), found), (x.double().requires_grad_(), right)):
+            if results is found:
+                y = function(leaf, 0, **scores)
+            else:
+                s = leaf * scores.get("scale", 1.0) + scores.get("bias", 0.0)
+                s = s.masked_fill(~scores["mask"], -INF) if "mask" in scores else s
+                y = getattr(torch, function.__name__)(s, 0)
+            results += [y.detach(), *torch.autograd.grad(y, leaf, dy.to(y.dtype))]
+        for got, expected in zip(found, right, strict=True):
+            near = torch.finfo(DTYPES[dtype]).eps * expected[expected.isfinite()].abs().max()
+            assert torch.allclose(
+                got.double(), expected, rtol=0.02 if dtype != "fp32" else 1e-5, atol=float(near)
+            )
