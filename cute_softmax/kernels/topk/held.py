@@ -86,7 +86,7 @@ class HeldTopkKernel(LongTopkKernel):
         state, above = self.reduce(math.exp, tXrX, chosen)
         (seen, _), key = state, LOWEST
         if const_expr(s.edges):
-            key = self.edge(memory.sE, tidx)
+            key = self.tiles.edge(memory.sE, tidx)
             state, above = self.with_scalar(math, key, state, above, chosen)
 
         # All CTAs of the cluster have begun: their memory is there, and open.

@@ -28,7 +28,6 @@ from layouts.trace import observe
 
 from ...plan.maths import WARP
 from ...plan.topk_long import (
-    AHEAD,
     BINS,
     COUNT,
     LARGER,
@@ -40,15 +39,16 @@ from ...plan.topk_long import (
     LongTopkClass,
 )
 from ..common import online, reduce
-from ..common.copy import DTYPES, Fragment, element, global_pointer, largest, load_async, read_policy
+from ..common.copy import DTYPES, Fragment, element, largest
 from ..common.early import MOST_CTAS, SMS, begins_early, wait_for_stream
-from ..common.index import at_edges, ceil_div, head_of, larger, select, smaller
+from ..common.index import ceil_div, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
-from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
+from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop
 from .noted import NONE, Noted, add_above, add_noted, below, bound_of_groups, note, reaching, sift
 from .ranks import rank
 from .shares import Share, fill, gather, hand_over, last_of
+from .tiles import Tiles
 
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
 MOST_NUMBER = (1 << 31) - 1  # no number of a group is larger
@@ -78,6 +78,7 @@ class LongTopkKernel:
     def __init__(self, spec: LongTopkClass):
         self.spec = spec
         self.dtype, self.result = (DTYPES[name] for name in spec.dtypes)
+        self.tiles = Tiles(spec, self.dtype)
         # Scores that are scaled may have any float32's distance from each other.
         self.math = Statistics("fp32" if spec.scaled else spec.dtypes[0], online=True)
         names = []
@@ -124,7 +125,7 @@ class LongTopkKernel:
         cta, _, _ = cute.arch.block_idx()
         observe("tv", cute.make_layout(s.tv.shape, stride=s.tv.stride))
         at = dict(zip(self.names, operands, strict=True))
-        share = self.share_of(cta, tidx, columns, shares, each, evict_last, at)
+        share = self.tiles.share_of(cta, tidx, columns, shares, each, evict_last, at)
 
         memory = self.memory(cutlass.memory.SmemAllocator(), share, k, tidx)
         wait_for_stream(s.early, told=FULL * s.min_blocks * SMS // 16 if s.held else MOST_CTAS)
@@ -132,7 +133,7 @@ class LongTopkKernel:
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
         if const_expr(s.edges):
-            self.load_edge(share, memory.sE, tidx)
+            self.tiles.load_edge(share, memory.sE, tidx)
         self.row(share, math, memory, tidx)
 
     def memory(self, smem: cutlass.memory.SmemAllocator, share: Share, k: Int32, tidx: Int32) -> Memory:
@@ -209,29 +210,6 @@ class LongTopkKernel:
 
     # What is read.
 
-    def share_of(
-        self,
-        cta: Int32,
-        tidx: Int32,
-        columns: Int32,
-        shares: Int32,
-        each: Int32,
-        evict_last: Int32,
-        at: dict[str, Int64],
-    ) -> Share:
-        """What this CTA reads."""
-        s, V = self.spec, self.spec.vector
-        row, number = Int64(cta // shares), cta % shares
-        start, head = row * at["x_stride"], Int32(0)
-        if s.edges:
-            head = head_of(at["x"] // (self.dtype.width // 8) + start, V, columns)
-        vectors = (columns - head) // V
-        first = number * each
-        end = smaller(vectors, first + each)
-        count = larger(ceil_div(end - first, self.spec.threads * self.spec.steps), Int32(1))
-        policy = read_policy(evict_last)
-        return Share(row, number, shares, columns, start, head, first, end, count, at, policy)
-
     def index(self, share: Share) -> Int64:
         """What chooses an element of the row; 0 where nothing does."""
         if self.spec.chosen:
@@ -257,75 +235,6 @@ class LongTopkKernel:
             cute.printf(INDEX_ERROR, index, share.row, share.columns)
             cute.arch.inline_ptx("trap;")
 
-    def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
-        """The number of this thread's vector u of a tile, of which each warp has a part of its own: there is nothing
-        to do for those behind the end of a row."""
-        return share.first + tile * (self.spec.threads * self.spec.steps) + (self.place(tidx) + u * WARP)
-
-    def place(self, tidx: Int32) -> Int32:
-        """The number of this thread's first vector in a tile."""
-        return tidx + (tidx & -WARP) * (self.spec.steps - 1)
-
-    def slots(self, sX: cute.Tensor, tile: Int32, tidx: Int32) -> cute.Tensor:
-        """tXsX: this thread's places for the vectors of a tile in shared memory, (V, steps)."""
-        V = self.spec.vector
-        at = cute.crd2idx((self.place(tidx) * V, tile % cute.size(sX, mode=[1])), sX.layout)
-        return cute.make_tensor(
-            (sX.iterator + at).align(V * self.dtype.width // 8),
-            cute.make_layout((V, self.spec.steps), stride=(1, WARP * V)),
-        )
-
-    @cute.jit
-    def load(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32):
-        """Start to load this thread's vectors of a tile into its places, as one group."""
-        self.copy(share, sX, tile, tidx)
-        cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def copy(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32):
-        """Start to load this thread's vectors of a tile into its places, those that exist."""
-        V, tXsX = self.spec.vector, self.slots(sX, tile, tidx)
-        at = share.start + share.head + Int64(self.vector(share, tile, 0, tidx)) * V
-        pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
-        for u in cutlass.range_constexpr(self.spec.steps):
-            gX = cute.make_tensor(pointer + u * WARP * V, cute.make_layout(V))
-            if self.vector(share, tile, u, tidx) < share.end:
-                load_async(gX, tXsX[None, u], V, share.policy, AHEAD)
-
-    @cute.jit
-    def hold(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32, tXrX: list[cute.Tensor]):
-        """Take this thread's vectors of a tile to registers; -inf where there are none, in the last one."""
-        tXsX = self.slots(sX, tile, tidx)
-        if share.first + (tile + 1) * (self.spec.threads * self.spec.steps) <= share.end:
-            for u in cutlass.range_constexpr(self.spec.steps):
-                cute.autovec_copy(tXsX[None, u], tXrX[u])
-        else:
-            for u in cutlass.range_constexpr(self.spec.steps):
-                tXrX[u].fill(self.dtype(-float("inf")))
-                if self.vector(share, tile, u, tidx) < share.end:
-                    cute.autovec_copy(tXsX[None, u], tXrX[u])
-
-    @cute.jit
-    def load_edge(self, share: Share, sE: cute.Tensor, tidx: Int32):
-        """Put the key of this thread's scalar at the edges of a row, LOWEST where it has none, in its place in shared
-        memory, so that no register holds it."""
-        V = self.spec.vector
-        if tidx < 2 * V:
-            tail = share.head + (share.columns - share.head) // V * V
-            column, exists = at_edges(tidx, share.head, tail, V - 1, share.columns)
-            sE[tidx] = LOWEST
-            if (share.number == 0) & exists:
-                x = element(self.dtype, share.at["x"], share.start + column)[0].to(Float32)
-                sE[tidx] = key_of(x, column)
-
-    @cute.jit
-    def edge(self, sE: cute.Tensor, tidx: Int32) -> Int64:
-        """What `load_edge` has put there; LOWEST for threads that have no place."""
-        key = LOWEST
-        if tidx < 2 * self.spec.vector:
-            key = sE[tidx]
-        return key
-
     # The tiles.
 
     @cute.jit
@@ -349,7 +258,7 @@ class LongTopkKernel:
         # A name of its own: what a loop on the GPU calls methods of would be carried through it.
         s, exp = self.spec, math.exp
         for number in cutlass.range_constexpr(STAGES - 1):
-            self.load(share, sX, Int32(number), tidx)
+            self.tiles.load(share, sX, Int32(number), tidx)
         # Behind what of a walk before looks at them.
         cute.arch.barrier()
         if tidx < WORDS:
@@ -365,16 +274,16 @@ class LongTopkKernel:
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(s.steps)]
         # Tiles of which this warp has a part.
         own = ceil_div(
-            share.end - self.vector(share, Int32(0), 0, tidx) + tidx % WARP,
+            share.end - self.tiles.vector(share, Int32(0), 0, tidx) + tidx % WARP,
             self.spec.threads * self.spec.steps,
         )
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
             last = number == share.tiles
             if number < own:
-                self.load(share, sX, number + (STAGES - 1), tidx)
+                self.tiles.load(share, sX, number + (STAGES - 1), tidx)
                 cute.arch.cp_async_wait_group(STAGES - 1)
-                self.hold(share, sX, number, tidx, tXrX)
+                self.tiles.hold(share, sX, number, tidx, tXrX)
                 maxima, parts = self.maxima(tXrX)
                 seen, total, above = self.fold(exp, tXrX, maxima, seen, total, above, chosen)
                 if const_expr(s.most):
@@ -407,7 +316,7 @@ class LongTopkKernel:
                     limit_here, limit = noted.limit(below(bound)), noted.limit(bound)
                 if number < own:
                     may = met | noted.may_exceed(bound)
-                    column = share.head + self.vector(share, number, 0, tidx) * s.vector
+                    column = share.head + self.tiles.vector(share, number, 0, tidx) * s.vector
                     count = note(noted, tXrX, column, maxima, limit_here, may, count)
         return (seen, total), above, bound, lost
 
@@ -455,7 +364,7 @@ class LongTopkKernel:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
         tops = tops or [seen]
         first = [i * self.spec.steps // len(tops) for i in range(len(tops))]
-        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in first]
+        exist = [self.tiles.vector(share, Int32(0), u, noted.tidx) < share.end for u in first]
         return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     @cute.jit
@@ -494,7 +403,7 @@ class LongTopkKernel:
     ) -> tuple:
         """What `walk` gives, and this thread's scalar at the edges of a row. It becomes a candidate when all else has
         come: a bound that the tail had a part in would leave out elements that equal it, of lower indices."""
-        s, key = self.spec, self.edge(sE, tidx)
+        s, key = self.spec, self.tiles.edge(sE, tidx)
         state, above = self.with_scalar(math, key, state, above, chosen)
         if const_expr(s.most):
             count = candidates.sW[COUNT]
