@@ -404,7 +404,11 @@ class Grid(Tensors):
         self._extreme(i, idx, np.minimum, np.fmin)
 
     def _extreme(self, i, idx, nan, number):
-        self._binary(i, idx, nan if "NaN" in i.parts or i.parts[-1][0] in "su" else number)
+        function = nan if "NaN" in i.parts or i.parts[-1][0] in "su" else number
+        if "relu" in i.parts:
+            self._binary(i, idx, lambda a, b: np.maximum(function(a, b), a.dtype.type(0)))
+        else:
+            self._binary(i, idx, function)
 
     def _mul(self, i, idx):
         kind = i.parts[-1]

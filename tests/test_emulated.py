@@ -517,6 +517,12 @@ def test_lanes_that_part_meet_again():
     assert torch.equal(found, expected.int())
 
 
+def test_the_smaller_of_two_numbers_and_no_less_than_0():
+    body = "sub.s32 %r3, %r1, 20; min.relu.s32 %r2, %r3, 9;"
+    found = run(body + STORE, torch.zeros(64, dtype=torch.int32))
+    assert torch.equal(found, (torch.arange(64) - 20).clamp(0, 9).int())
+
+
 def test_threads_of_a_cta_meet_in_shared_memory():
     body = "shl.b32 %r3, %r1, 2; st.shared.b32 [%r3], %r1; bar.sync 0; sub.s32 %r4, 252, %r3; ld.shared.b32 %r2, [%r4];"
     assert torch.equal(run(body + STORE, torch.zeros(64, dtype=torch.int32)), torch.arange(64).flip(0).int())
