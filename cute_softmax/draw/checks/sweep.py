@@ -1,4 +1,4 @@
-"""The sweep movement checked on a Plan's own numbers; the arithmetic is that of `kernels/sweep.py`."""
+"""The sweep movement checked on a Plan's own numbers; the arithmetic is that of `kernels/sweep_work.py`."""
 
 from __future__ import annotations
 
