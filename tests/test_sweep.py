@@ -157,6 +157,20 @@ def test_layouts_and_checks():
             assert not checks.check(p).problems, p.explain()
             assert {"tile", "reduction_buffer"} <= set(draw.figures(p))
             assert f"  parts      {p.parts} of {p.share} line" in p.explain()
+    scored = plan_sweep(
+        "softmax",
+        canonical(
+            (70, 11), (0,), [Operand("bf16", (11, 1)), Operand("bool", (3, 0)), Operand("bf16", (11, 1))]
+        ),
+        H200,
+        Prologue(mask=True),
+    )
+    lines = min(scored.kernel.steps, scored.lines)
+    reached = {at for lanes in checks.sweep.requests(scored, 1) for at in lanes if at is not None}
+    assert not checks.check(scored).problems
+    assert reached == {3 * row for row in range(lines * scored.abreast)}
+    notes = draw.figures(scored)["tile"].description
+    assert "gMASK: one element for each row of memory" in notes and "gY: the same threads" in notes
     wide = plan_shape((128256, 1039), dim=0)
     for changed in ({"parts": 2}, {"share": 249}, {"operand_strides": ((0, 531967),) * 2}):
         assert checks.check(replace(wide, **changed)).problems

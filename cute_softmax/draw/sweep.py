@@ -70,7 +70,13 @@ def tile(view: View) -> Figure:
             f"The second pass loads the same vectors again, in {TURNS} CTAs for each of the first, the last lines "
             "first."
         )
-    others = [space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
+    named = (*c.facts.inputs, *c.facts.outputs)
+    others = [space(named[i]) for i in c.facts.main[1:]]
+    if beside := [space(named[i]) for i in c.facts.beside]:
+        notes.append(
+            f"{' and '.join(beside)}: one element for each row of memory. A thread loads that of the row in which its "
+            "vector begins and that of the row in which it ends."
+        )
     if others:
         notes.append(
             f"{' and '.join(others)}: the same threads at the same columns, by strides of their own."

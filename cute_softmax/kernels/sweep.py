@@ -77,7 +77,9 @@ class SweepKernel:
         self.spec, self.math = spec, math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs, self.numbers = range(len(math.inputs)), len(math.whole.identity)
+        # Those that lie beside the elements come last.
         self.beside = spec.facts.beside
+        self.vectors = self.inputs[: len(self.inputs) - len(self.beside)]
         # Of a mask alone elements are their scores, if they are not left out.
         self.scored = bool(self.beside) and not math.masks
         self.words = spec.state_bytes // 4  # of a state in memory, where three numbers take the room of four
@@ -236,20 +238,16 @@ class SweepKernel:
         found = []
         for u in range(self.spec.steps):
             at = line + u if end is None else smaller(line + u, end - 1)
-            found.append([])
-            for i in self.inputs:
-                if i in self.beside:
-                    found[-1].append(self.of_rows(launch, item, i, at))
-                else:
-                    rX = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
-                    load(self.vector(launch, item, i, at), rX, self.spec.vector, hint)
-                    found[-1].append(rX)
+            vectors = [cute.make_rmem_tensor(self.spec.vector, self.dtypes[i]) for i in self.vectors]
+            for i, rX in enumerate(vectors):
+                load(self.vector(launch, item, i, at), rX, self.spec.vector, hint)
+            found.append([*vectors, *[self.of_rows(launch, item, i, at) for i in self.beside]])
         return found
 
     def padded(self, lines: list[list[cute.Tensor]], line: Int32, end: Int32) -> list[list[cute.Tensor]]:
         """Such lines from one on, those from `end` on with what stands for nothing."""
         for u, vectors in enumerate(lines):
-            for i, rX in enumerate(vectors[: len(vectors) - len(self.beside)]):
+            for i, rX in enumerate(vectors[: len(self.vectors)]):
                 words, padding = (cute.recast_tensor(r, Uint32) for r in (rX, self.padding(i)))
                 for j in range(cute.size(words)):
                     words[j] = select(line + u < end, words[j], padding[j])
@@ -265,7 +263,7 @@ class SweepKernel:
     def rest(self, launch: Launch, item: Item) -> list[cute.Tensor]:
         """The vectors of the line behind the whole ones, padded where there is nothing."""
         V, found = self.spec.vector, []
-        for i in cutlass.range_constexpr(len(self.math.inputs) - len(self.beside)):
+        for i in cutlass.range_constexpr(len(self.vectors)):
             gX, rX = self.vector(launch, item, i, launch.lines), self.padding(i)
             if item.column + V <= launch.rest:
                 cute.autovec_copy(gX, rX)

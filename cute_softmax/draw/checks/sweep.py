@@ -17,6 +17,13 @@ def requests(plan: SweepPlan, operand: int) -> Iterator[list[int | None]]:
     size, offset = ITEM_SIZE[c.dtypes[operand]], plan.problem.offsets[operand]
     for u in range(min(c.steps, plan.lines)):
         columns = [c.tv(thread, u * c.vector) // c.steps for thread in range(c.threads)]
+        if operand in c.facts.beside:  # of the rows of memory in which vectors begin and end
+            for end in (0, c.vector - 1):
+                rows = [u * plan.abreast + (column + end) // plan.columns for column in columns]
+                inside = zip(rows, columns, strict=True)
+                at = [offset + row * pitch if column < plan.width else None for row, column in inside]
+                yield from requests_of(at, size)
+            continue
         at = [offset + u * pitch + column if column < plan.width else None for column in columns]
         yield from requests_of(at, size, c.vector, c.vector)
 
