@@ -626,6 +626,8 @@ class Grid(Tensors):
         addresses = self.place(i.operands[1], idx, 32 if space == "shared" else 64)
         data = self.get(space, addresses, idx, len(names) * bits // 8)
         columns = np.ascontiguousarray(data).view(BITS[bits])
+        if i.parts[-1][0] == "s":  # to whatever width the registers have
+            columns = columns.view(NUMBERS[i.parts[-1]]).astype(np.int64).view(np.uint64)
         for k, name in enumerate(names):
             self.write(name, idx, columns[:, k].copy())
         if {"acquire", "relaxed", "volatile"} & {*i.parts}:
