@@ -52,18 +52,20 @@ from .maths.slots import absorb, nothing
 from .sweep_work import Item, Launch, item_of, state_at, turn_of
 
 
-def leave_out(rX: cute.Tensor, rM: cute.Tensor, here: Int32, rP: cute.Tensor) -> None:
+def leave_out(rX: cute.Tensor, rM: cute.Tensor, here: Int32 | None, rP: cute.Tensor) -> None:
     """Put padding, rP, in the place of a vector's elements whose row a mask leaves out, word by word. rM: what the mask
-    has for two rows, the first of which has the elements up to `here`."""
+    has for the rows of `here`, see `Item`."""
     words, padding = (cute.recast_tensor(r, Uint32) for r in (rX, rP))
     every, width = Uint32(0xFFFFFFFF), rX.element_type.width
-    first, second = (select(rM[r] != 0, Uint32(0), every) for r in range(2))
+    first, *second = (select(rM[r] != 0, Uint32(0), every) for r in range(cute.size(rM)))
     for j in range(cute.size(words)):
-        behind = Uint32(0)  # bits of the elements in the second row
-        for e in range(32 // width):
-            bits = Uint32((1 << width) - 1 << width * e)
-            behind = behind | select(32 // width * j + e < here, Uint32(0), bits)
-        out = (first & (behind ^ every)) | (second & behind)
+        out = first
+        if here is not None:
+            behind = Uint32(0)  # bits of the elements in the second row
+            for e in range(32 // width):
+                bits = Uint32((1 << width) - 1 << width * e)
+                behind = behind | select(32 // width * j + e < here, Uint32(0), bits)
+            out = (first & (behind ^ every)) | (second[0] & behind)
         words[j] = (words[j] & (out ^ every)) | (padding[j] & out)
 
 
@@ -150,8 +152,25 @@ class SweepKernel:
         launch = self.launch_of(numbers, operands)
         item = item_of(launch, cta, self.spec.columns, self.thread_column())
         wait_for_stream(self.spec.early)
-        if item.column < launch.width:
-            self.publish(launch, item, self.absorbed(launch, item))
+        self.take(self.absorb_part, launch, item)
+
+    @cute.jit
+    def take(self, work: cutlass.Constexpr, launch: Launch, item: Item):
+        """Do the work of an item. Where no vector of a warp ends in another row of memory than it begins in, which is
+        rare in rows that are long, what is beside the elements needs no choice between two."""
+        there, apart = item.column < launch.width, Boolean(True)
+        if const_expr(len(self.beside) > 0):
+            one = (item.here >= self.spec.vector) | (item.column >= launch.width)
+            apart = not cute.arch.vote_all_sync(one)
+            if there & (not apart):
+                work(launch, replace(item, here=None))
+        if there & apart:
+            work(launch, item)
+
+    @cute.jit
+    def absorb_part(self, launch: Launch, item: Item):
+        """Store the states of a thread's columns in a part."""
+        self.publish(launch, item, self.absorbed(launch, item))
 
     @cute.jit
     def absorbed(self, launch: Launch, item: Item) -> cute.Tensor:
@@ -205,24 +224,28 @@ class SweepKernel:
     ) -> list[Float32]:
         """The scores of a vector's elements. Those that are left out are 0 times the scale, and -inf is added."""
         given = dict(zip(self.math.names[1:], beside, strict=True))
-        added = [Float32(0.0)] * 2
+        added = [Float32(0.0)] * cute.size(beside[0])
         if "bias" in given:
-            added = [given["bias"][r].to(Float32) for r in range(2)]
+            added = [given["bias"][r].to(Float32) for r in range(len(added))]
         if "mask" in given:
             leave_out(rX, given["mask"], item.here, self.padding(0))
-            added = [select(given["mask"][r] != 0, added[r], Float32(NOTHING)) for r in range(2)]
-        added = [select(v < item.here, *added) for v in range(self.spec.vector)]
+            added = [select(given["mask"][r] != 0, b, Float32(NOTHING)) for r, b in enumerate(added)]
+        columns = range(self.spec.vector)
+        added = [added[0] if item.here is None else select(v < item.here, *added) for v in columns]
         if exist is not None:
             added = [select(exists, b, Float32(NOTHING)) for exists, b in zip(exist, added, strict=True)]
         scale = launch.numbers.get("scale")
         return [score_of(x, scale, b) for x, b in zip(unpack(rX), added, strict=True)]
 
     def of_rows(self, launch: Launch, item: Item, i: int, line: Int32) -> cute.Tensor:
-        """rX: what operand i has for the rows in which a vector of a line begins and ends."""
-        mX, rX = launch.mX[i], cute.make_rmem_tensor(2, launch.mX[i].dtype)
-        at = item.matrix * mX.kept[0] + (line * launch.abreast + item.row) * mX.reduced[0]
-        ends = select(item.here < self.spec.vector, mX.reduced[0], Int64(0))
-        rX[0], rX[1] = mX.element(at)[0], mX.element(at + ends)[0]
+        """rX: what operand i has for the row in which a vector of a line begins, and for that in which it ends."""
+        mX = launch.mX[i]
+        places = [item.matrix * mX.kept[0] + (line * launch.abreast + item.row) * mX.reduced[0]]
+        if item.here is not None:
+            places.append(places[0] + select(item.here < self.spec.vector, mX.reduced[0], Int64(0)))
+        rX = cute.make_rmem_tensor(len(places), mX.dtype)
+        for r, at in enumerate(places):
+            rX[r] = mX.element(at)[0]
         return rX
 
     def vector(self, launch: Launch, item: Item, i: int, line: Int32) -> cute.Tensor:
@@ -272,9 +295,10 @@ class SweepKernel:
                     if item.column + v < launch.rest:
                         rX[v] = gX[v]
             found.append(rX)
-        # A row that would begin behind the last element is not there.
-        there = launch.rest - item.column > item.here
-        item = replace(item, here=select(there, item.here, Int32(V)))
+        if const_expr(item.here is not None):
+            # A row that would begin behind the last element is not there.
+            there = launch.rest - item.column > item.here
+            item = replace(item, here=select(there, item.here, Int32(V)))
         return found + [self.of_rows(launch, item, i, launch.lines) for i in self.beside]
 
     def absorb(
@@ -373,8 +397,7 @@ class SweepKernel:
         item = item_of(launch, cta % of_a_turn, self.spec.columns, self.thread_column())
         item = turn_of(launch, item, cta // of_a_turn, self.spec.steps)
         wait_for_stream(self.spec.early)
-        if item.column < launch.width:
-            self.finished(launch, item)
+        self.take(self.finished, launch, item)
 
     @cute.jit
     def finished(self, launch: Launch, item: Item):

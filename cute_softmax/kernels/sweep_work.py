@@ -36,7 +36,7 @@ class Launch:
 class Item:
     """What a thread has to do: its first column in the lines of a matrix, and which of the lines of a part; last:
     whether the rest behind the whole lines is its CTA's, too. row: of a line, in which the column lies; here: how many
-    elements that row has from the column on."""
+    elements that row has from the column on, None where that is known to be a vector or more."""
 
     matrix: Int32
     part: Int32
@@ -45,7 +45,7 @@ class Item:
     end: Int32
     last: Boolean
     row: Int32
-    here: Int32
+    here: Int32 | None
 
 
 def item_of(launch: Launch, cta: Int32, panel_columns: int, thread_column: Int32) -> Item:

@@ -232,7 +232,7 @@ def plan_sweep(
     unit = rows_of_vectors(problem, [outer], reduced, inner, vector, facts)
     if unit is None or inner.size < vector:
         return None
-    crowded = prologue.mask and (prologue.bias or prologue.scale) and size[0] == 2
+    crowded = "mask" in facts.inputs and (prologue.bias or prologue.scale) and size[0] == 2
     loaded = LOADED_BYTES if facts.numbers < 3 and not crowded else LOADED_BYTES // 2
     c = SweepClass(
         math=math_name,
