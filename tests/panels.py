@@ -131,6 +131,16 @@ def across_of_two_trips(config: PanelConfig) -> int | None:
     return PANEL_BYTES // ALIGNMENT if config.cluster_n == 16 and config.panel_bytes == PANEL_BYTES else None
 
 
+def keeps_residents(plan: PanelPlan) -> bool:
+    """Whether what a plan's CTAs load once is the same for all of their rows."""
+    c = plan.kernel
+    kept = [n for i in c.residents for n in plan.operand_strides[i][: c.kept_modes]]
+    own = plan.ctas % plan.parts == 0 and not c.edges
+    return not c.residents or (
+        own and not any(kept) and all(c.access[i] and not c.words(i) for i in c.residents)
+    )
+
+
 def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelPlan]]:
     """A plan in all movements. clusters: CTAs of the largest cluster."""
     for name, (config, parts, *resident) in SMALL.items():
@@ -140,7 +150,7 @@ def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelP
             continue
         across = across_of_two_trips(config) if made.kernel.orientation == "column" else None
         plan = forced(made, config, parts, across=across, resident=resident[0] if resident else None)
-        if not config.ahead or plan.chunks <= plan.kernel.most_chunks:
+        if not config.ahead or (plan.chunks <= plan.kernel.most_chunks and keeps_residents(plan)):
             yield name, plan
         if (
             plan.kernel.orientation == "column"
@@ -507,6 +517,7 @@ def check_numbers(made: PanelPlan):
         assert 1 <= c.wait <= min(c.ahead, c.registers) and (c.wait + c.registers) % c.ahead == 0
         assert made.chunks - c.registers + c.ahead <= c.buffers
         assert made.ctas % made.parts == 0 or made.ctas < made.parts
+        assert keeps_residents(made)
     # Groups and their parts.
     assert made.length == math.ceil(problem.length / c.rows_abreast) == math.prod(made.reduced)
     assert math.prod(made.kept) == problem.groups * c.rows_abreast == made.groups

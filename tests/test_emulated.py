@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import checking
 import classes
 import emulated
+import panels
 import ptx
 import pytest
 import short_scores
@@ -18,7 +19,7 @@ from test_states import FUNCTIONS, Function, example
 
 import cute_softmax as c
 from cute_softmax.dispatch.heads import loss
-from cute_softmax.plan import RowConfig, panel_plan, table_of
+from cute_softmax.plan import RowConfig, choose, panel_plan, table_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
 
@@ -218,6 +219,50 @@ def test_scores_of_expanded_elements(shared, dim, launches):
         scores = x.double() + tensor if name == "bias" else x.double().masked_fill(~tensor, -INF)
         assert close(c.log_softmax(x, dim, **{name: tensor}), torch.log_softmax(scores, dim))
     assert launches
+
+
+@pytest.fixture
+def a_row_ahead(monkeypatch):
+    """Rows are planned so; CTAs wait so many nanoseconds for each other."""
+    planned = choose.plan_panel
+
+    def install(patience: int):
+        def forced(*asked, **how):
+            plan = dict(panels.movements(planned(*asked, **how)))["a row ahead"]
+            return replace(plan, patience=patience)
+
+        monkeypatch.setattr(choose, "plan_panel", forced)
+
+    monkeypatch.setattr(choose, "_plan_rows", lambda *asked: None)
+    monkeypatch.setattr(choose, "plan_short", lambda *asked: None)
+    return install
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("dtype", [bf16, fp32], ids=str)
+@pytest.mark.parametrize("beside", [("mask",), ("bias",), ("bias", "mask")], ids="_".join)
+def test_what_is_beside_all_rows_is_resident(beside, dtype, in_turn, a_row_ahead, launches):
+    """Where CTAs run one after the other the last finishes the others' parts of rows, with what is beside those."""
+    launches.in_turn = in_turn
+    a_row_ahead(0 if in_turn else panel_plan.PATIENCE)
+    n = 2000 if dtype == fp32 else 4000
+    x, tensors = made((5, n), dtype), {"bias": made(n, dtype, 1), "mask": made(n, fp32, 2) < 1}
+    x[1, ::2], tensors["mask"][7:1234] = INF if beside == ("mask",) else 3.0, False
+    x[1].masked_fill_(tensors["mask"], 1.0)
+    given = {name: tensors[name] for name in beside}
+    scores = x.double() + (given["bias"].double() if "bias" in given else 0)
+    scores = scores.masked_fill(~given["mask"], -INF) if "mask" in given else scores
+    assert close(c.softmax(x, -1, **given), torch.softmax(scores, -1))
+    assert close(c.log_softmax(x, -1, causal=900, **given), torch.log_softmax(causal(scores, 900), -1))
+    for work in launches:
+        kernel = work.plan.kernel
+        assert kernel.ahead and kernel.residents == kernel.facts.beside
+        assert [kernel.bits(i) for i in kernel.residents] == [name == "mask" for name in beside]
+
+
+def causal(scores: torch.Tensor, offset: int) -> torch.Tensor:
+    """-inf beyond the diagonal."""
+    return scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(offset), -INF)
 
 
 def test_views_and_results_in_place(launches):

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import panels
 import pytest
+import torch
 
+from cute_softmax import plan_softmax
 from cute_softmax.draw.checks.panel_ahead import ABSORBED, FINISHED, Walk, walk_of
-from cute_softmax.plan import plan_panel
+from cute_softmax.plan import Prologue, plan_panel
 from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.panel_configs import PanelConfig
+from cute_softmax.plan.panel_configs import REGISTERS_BESIDE, PanelConfig
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -67,3 +69,55 @@ def test_what_is_planned():
         assert "every element read once" in made.explain()
     for rows, columns in ((1, 1 << 24), (4, 1 << 28), (2, 1 << 23)):
         assert not planned(rows, columns).kernel.ahead
+
+
+LONG = (1 << 20) + 8
+SIZES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+@pytest.mark.parametrize("beside", [("mask",), ("bias",), ("bias", "mask")], ids="_".join)
+@pytest.mark.parametrize("shape", [(64, LONG), (64, 1456104), (7, 3000008), (512, 1200000)])
+def test_what_is_beside_all_rows_is_planned_once(shape, beside, dtype):
+    """With as few chunks in registers as leave room, and each CTA keeps its part of all its rows."""
+    tensors = {"mask": torch.bool, "bias": SIZES[dtype]}
+    given = {name: torch.empty(shape[1], dtype=tensors[name], device="meta") for name in beside}
+    made = plan_softmax(torch.empty(shape, dtype=SIZES[dtype], device="meta"), device=H200, **given)
+    c = made.kernel
+    assert c.ahead and made.again == 0 and c.registers in REGISTERS_BESIDE
+    assert c.residents == c.facts.beside and [c.bits(i) for i in c.residents] == [n == "mask" for n in beside]
+    assert made.chunks <= c.most_chunks == c.steps_of(c.residents[0]) // c.chunk_steps
+    panels.check_numbers(made)
+    assert f"resident   {' and '.join(n + ' in bits' * (n == 'mask') for n in beside)}," in made.explain()
+    # A bit for each element, in a byte for each vector.
+    places = c.threads * c.most_chunks * c.chunk_steps
+    held = (
+        c.shared_memory
+        - replace(c, prologue=Prologue(), dtypes=(dtype,) * 2, access=c.access[:1]).shared_memory
+    )
+    assert held == places * (("mask" in beside) + 16 * ("bias" in beside))
+
+
+@pytest.mark.parametrize(
+    ("shape", "beside"),
+    [
+        ((64, LONG), {"mask": (64, LONG)}),
+        ((64, LONG), {"mask": (64, 1)}),
+        ((64, LONG), {"bias": (64, LONG)}),
+        ((2, 32, LONG), {"mask": (2, 1, LONG)}),
+        ((64, LONG + 1), {"mask": (LONG + 1,)}),
+    ],
+    ids=["of each row", "one for a row", "a bias of each row", "of a batch", "rows that begin anywhere"],
+)
+def test_what_is_not_the_same_for_all_rows_is_loaded_for_each(shape, beside):
+    tensors = {"mask": torch.bool, "bias": torch.bfloat16}
+    given = {n: torch.empty(own, dtype=tensors[n], device="meta") for n, own in beside.items()}
+    made = plan_softmax(torch.empty(shape, dtype=torch.bfloat16, device="meta"), device=H200, **given)
+    assert made.movement == "split" and not made.kernel.ahead and not made.kernel.residents
+
+
+def test_a_mask_that_begins_anywhere_is_not_kept_in_bits():
+    memory = torch.empty(LONG + 1, dtype=torch.bool, device="meta")
+    x = torch.empty((64, LONG), dtype=torch.bfloat16, device="meta")
+    assert plan_softmax(x, device=H200, mask=memory[:-1]).kernel.ahead
+    assert not plan_softmax(x, device=H200, mask=memory[1:]).kernel.ahead

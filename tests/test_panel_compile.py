@@ -170,7 +170,8 @@ def expected_accesses(c: PanelClass) -> Counter:
             )
             expected[f"st {one}"] += c.chunk_steps * c.vector * out
             continue
-        how = "st" if out else "ld" if size < 4 else "cp.async"
+        # A mask whose bits are kept comes through registers.
+        how = "st" if out else "ld" if size < 4 or c.bits(i) else "cp.async"
         expected[f"{how} {size}"] += c.chunk_steps * c.vector * one // size
         expected[f"{'st' if out else 'ld'} {one}"] += c.edge_scalars
     for dtype in c.dtypes[facts.full :]:

@@ -103,7 +103,7 @@ def test_every_element_of_every_operand_is_found(case, movement):
     if not isinstance(made, PanelPlan):
         return
     panels.check_numbers(made)
-    plans = [made, *[p for name, p in panels.movements(made) if name == movement and not p.kernel.ahead]]
+    plans = [made, *[p for name, p in panels.movements(made) if name == movement]]
     for plan in plans:
         if plan.problem.groups * plan.problem.length < 20_000:
             panels.check_owners(plan)
@@ -115,8 +115,8 @@ def test_long_rows_are_held_with_what_lies_beside_them(shape, prologue):
     made = plan_of("softmax", prologue, shape, beside={"mask": (1, shape[1]), "bias": (1, shape[1])})
     plain = plan_of("softmax", Prologue(), shape)
     c, room = made.kernel, ARCHITECTURES["sm_90a"].shared_memory
-    assert made.movement == "split" and not c.ahead and plain.again == 0
-    assert made.again <= (made.chunks / 2 if prologue.bias else 0)
+    assert made.movement == "split" and plain.again == 0
+    assert made.again <= (made.chunks / 2 if prologue.bias and shape[1] % 8 else 0)
     # As many CTAs share an SM as wait for each other.
     assert c.min_blocks * c.shared_memory <= room and made.ctas <= 132 * c.min_blocks
     panels.check_numbers(made)
@@ -394,6 +394,7 @@ def test_classes(tmp_path, monkeypatch):
                 continue
             size = 4 if c.words(i) else c.access[i] * ITEM_SIZE[c.dtypes[i]]
             copies = c.words(i) or c.vector // c.access[i]
-            assert got[f"cp.async {size}"] >= c.chunk_steps * copies, (c.name, got)
+            how = "ld" if c.bits(i) else "cp.async"
+            assert got[f"{how} {size}"] >= c.chunk_steps * copies, (c.name, got)
 
     check_all(plans, compiled)

@@ -106,6 +106,11 @@ def tile(view: View) -> Figure:
             f"them while it absorbs the next row. The first {c.registers} chunks move to registers, the others stay "
             "in shared memory."
         )
+        residents = [space(c.facts.inputs[i]) + (" in bits" if c.bits(i) else "") for i in c.residents]
+        if residents:
+            notes.append(
+                f"{' and '.join(residents)}: the same for all rows, so loaded once, and kept in shared memory."
+            )
     elif c.streaming:
         notes.append(
             f"This CTA takes {count(end, 'element')} of each group in chunks of {c.chunk:,}: while one is worked on "

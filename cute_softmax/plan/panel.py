@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from .panel_configs import (
     DEEP_ROWS_AT_ONCE,
     FEW_ELEMENTS,
     FEW_WIDE_PANELS,
+    REGISTERS_BESIDE,
     SWEPT,
     WIDE_BELOW_BYTES,
     PanelConfig,
@@ -168,17 +170,30 @@ def _held_parts(g: Groups, c: PanelClass, resident: int) -> int:
 
 def _row_ahead(g: Groups) -> PanelPlan | None:
     """The plan with as many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
-    c, resident = g.class_of(g.table.ahead, exchange=True, streaming=True), g.device.multiprocessors
-    fewest = math.ceil(g.length / (c.most_chunks * c.chunk))
-    if (
-        g.invariant  # with few rows there would be no row ahead, and another order
-        or len(g.facts.inputs) > 1  # neither has it room for what lies beside the elements
-        or not 1 < fewest <= resident <= c.readers * c.loads  # which it reads at once
-        or g.problem.groups <= resident // fewest
-    ):
+    # With few rows there would be no row ahead, and another order of additions.
+    if g.invariant or g.inputs > 1 or not g.resident:
         return None
+    ways, cost = [*_ahead(g, g.table.ahead)], _loads
+    if g.facts.beside:  # parts have fewer chunks, so that the steps between rows count
+        few = [way for n in REGISTERS_BESIDE for way in _ahead(g, replace(g.table.ahead, registers=n))]
+        ways, cost = few or ways, _steps
+    return _taken(g, *min(ways, key=lambda way: cost(g, *way))) if ways else None
 
-    return _taken(g, c, min(range(1, resident // fewest + 1), key=partial(_loads, g, c)))
+
+def _ahead(g: Groups, config: PanelConfig) -> Iterator[tuple[PanelClass, int]]:
+    """(class, rows at once) of which the GPU holds all of one row and less than all there are."""
+    c, resident = g.class_of(g.beside(config), exchange=True, streaming=True), g.device.multiprocessors
+    fewest = math.ceil(g.length / (c.most_chunks * c.chunk))
+    held = g.fits(c) and c.chunks_of(1) <= c.most_chunks
+    # The states of all parts are read at once.
+    if held and 1 < fewest <= resident <= c.readers * c.loads and g.problem.groups > resident // fewest:
+        for at_once in range(1, resident // fewest + 1):
+            yield c, at_once
+
+
+def _steps(g: Groups, c: PanelClass, at_once: int) -> int:
+    """Steps that a CTA takes then, see `kernels.panel.ahead`."""
+    return math.ceil(g.panels(c) / at_once) * (c.chunks_of(_share(g, c, at_once)) + c.wait)
 
 
 def _share(g: Groups, c: PanelClass, at_once: int) -> int:

@@ -15,6 +15,7 @@ from .prologue import NO_PROLOGUE, Prologue, facts_of
 
 HEADER = 1  # words of an exchange point before its parts'
 WORD = 4  # bytes: what is copied to shared memory at least
+BITS = 8  # of a place that holds those of a vector
 
 
 def exchange_words(parts: int) -> int:
@@ -264,6 +265,24 @@ class PanelClass(ClassBase):
         return self.buffers - self.ahead + self.registers
 
     @property
+    def residents(self) -> tuple[int, ...]:
+        """Inputs of which a CTA keeps its part for all rows, as it is the same for them: what is beside the elements,
+        where rows are absorbed ahead."""
+        return self.facts.beside if self.ahead else ()
+
+    def bits(self, i: int) -> bool:
+        """Whether input i lies in shared memory in bits, one for an element: a mask that is resident."""
+        return i in self.residents and self.dtypes[i] == "bool"
+
+    def place_bytes(self, i: int) -> int:
+        """Bytes of a place of input i in shared memory, of which a vector has several or, of bits, one."""
+        return BITS // 8 if self.bits(i) else WORD if self.words(i) else ITEM_SIZE[self.dtypes[i]]
+
+    def steps_of(self, i: int) -> int:
+        """Vectors of input i that a thread has room for in shared memory."""
+        return self.most_chunks * self.chunk_steps if i in self.residents else self.steps
+
+    @property
     def trips(self) -> int:
         """How often CTAs of a cluster send each other states, see `kernels.panel.merge`.
 
@@ -349,12 +368,13 @@ class PanelClass(ClassBase):
         return list(dict.fromkeys(f"{self.access_bytes(i)} bytes" for i in range(len(self.access))))
 
     def tile_of(self, i: int) -> Layout:
-        """`smem` of input i: of its elements or, where there are `words`, of these. What is one for all of a vector and
-        for threads that are alike has strides of 0: (element, (thread that is alike, others), step)."""
+        """`smem` of input i: of its elements or, where there are `words` or `bits`, of these. What is one for all of a
+        vector and for threads that are alike has strides of 0: (element, (thread that is alike, others), step)."""
         if self.access[i] == 0:
             others = self.threads // self.alike
             return Layout((self.vector, (self.alike, others), self.steps), (0, (0, 1), others))
-        return Layout.ordered((self.words(i) or self.vector, self.blocks, self.steps), (0, 1, 2))
+        places = 1 if self.bits(i) else self.words(i) or self.vector
+        return Layout.ordered((places, self.blocks, self.steps_of(i)), (0, 1, 2))
 
     @property
     def reduction_buffer(self) -> Layout:
@@ -400,8 +420,7 @@ class PanelClass(ClassBase):
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        sizes = [WORD if self.words(i) else ITEM_SIZE[self.dtypes[i]] for i in range(len(self.facts.inputs))]
-        held = [self.tile_of(i).cosize * size for i, size in enumerate(sizes)]
+        held = [self.tile_of(i).cosize * self.place_bytes(i) for i in range(len(self.facts.inputs))]
         # Each begins at a boundary of 16 bytes.
         placed = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in (*held, self.reduction_buffer.cosize * 4))
         return placed + self.peers.cosize * self.whole_bytes + 8 + 8 * self.trips

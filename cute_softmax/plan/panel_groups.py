@@ -10,7 +10,7 @@ from functools import cached_property
 from .hardware import Device
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
 from .modes import MODES, access_of, padded, power_of_two, rows_of_vectors, step_of
-from .panel_class import PanelClass
+from .panel_class import WORD, PanelClass
 from .panel_configs import (
     ABREAST_BYTES,
     ABREAST_ROWS,
@@ -149,6 +149,14 @@ class Groups:
     def inputs(self) -> int:
         """By how many inputs configurations are listed: what is beside the elements counts for nothing."""
         return len(self.facts.inputs) - len(self.facts.beside)
+
+    @property
+    def resident(self) -> bool:
+        """Whether what is beside the elements, if anything is, can be the same in shared memory for all rows."""
+        beside = {i: ITEM_SIZE[self.problem.dtypes[i]] for i in self.facts.beside}
+        same = all(m.strides[i] == 0 for m in self.kept if m.size > 1 for i in beside)
+        whole = all(self.access[i] * size >= WORD for i, size in beside.items())
+        return not beside or (same and whole and not self.edges)
 
     @property
     def configs(self) -> tuple[PanelConfig, ...]:

@@ -170,6 +170,12 @@ class PanelPlan(PlanBase):
             *([self.last_row] if self.last_row else []),
         )
 
+    @property
+    def _residents(self) -> str:
+        """What is resident, in words."""
+        c = self.kernel
+        return " and ".join(c.facts.inputs[i] + (" in bits" if c.bits(i) else "") for i in c.residents)
+
     def explain(self) -> str:
         """The plan as readable text."""
         c = self.kernel
@@ -198,6 +204,7 @@ class PanelPlan(PlanBase):
                 if c.rows_abreast > 1
                 else []
             ),
+            *([f"  resident   {self._residents}, loaded once for all rows"] if c.residents else []),
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             *(["  edges      head and tail element by element"] if c.edges else []),
             *(

@@ -50,7 +50,8 @@ LENGTHS = {"row": 4003, "column": 331}
 @dataclass(frozen=True)
 class Form:
     """A call over the last dimension of a matrix that lies row by row or column by column, and its movement, a name in
-    `panels.SMALL`. beside: see `BESIDE`; odd: elements that it lies past a boundary."""
+    `panels.SMALL`. beside: see `BESIDE`; odd: elements that it lies past a boundary; patient: whether CTAs wait for the
+    others, or leave their part to the last."""
 
     math: str
     prologue: Prologue
@@ -60,6 +61,7 @@ class Form:
     place: tuple[int, int]
     beside: str
     odd: int = 0
+    patient: bool = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,6 +71,7 @@ class Form:
     @property
     def words(self) -> str:
         how = f"{self.orientation} {self.movement}, at {self.place}, {self.beside} beside"
+        how += "" if self.patient else ", impatient"
         return f"{self.math} {self.dtype} {self.prologue.name}, {how}"
 
 
@@ -84,7 +87,7 @@ def supported(math: str, prologue: Prologue) -> Prologue:
 def forms(
     maths: tuple[str, ...] = MATHS, dtypes: tuple[str, ...] = ("bf16", "fp32", "fp16")
 ) -> Iterator[Form]:
-    """Each prologue of each math in both orientations, twice, and numbers alone a row ahead; all else at random."""
+    """Each prologue of each math in both orientations, twice, and rows a row ahead; all else at random."""
     rng = Random(3)
     for math_name, orientation, odd in product(maths, ("row", "column"), range(2)):
         for prologue in GRADIENTS if math_name.endswith("_backward") else FORWARD:
@@ -95,6 +98,12 @@ def forms(
                 movement = rng.choice([name for name in panels.SMALL if name not in movements])
             how = rng.choice(dtypes), orientation, movement, rng.choice(PLACES), rng.choice(BESIDE)
             yield Form(math_name, supported(math_name, prologue), *how, odd)
+    # What is beside such rows is the same for all of them.
+    for math_name, prologue in product((m for m in maths if m in ("softmax", "log_softmax")), FORWARD):
+        if prologue.bias or prologue.mask:
+            for patient in (True, False):
+                how = rng.choice(dtypes), "row", "a row ahead", (0, 0), "columns"
+                yield Form(math_name, supported(math_name, prologue), *how, patient=patient)
 
 
 def beside(form: Form, tensor: torch.Tensor) -> torch.Tensor:
@@ -150,8 +159,7 @@ def planned(form: Form, case: Case, tensors: list[torch.Tensor], device: Device)
     assert made.kernel.orientation == form.orientation, made.kernel.name
     found = dict(panels.movements(made, device.architecture.cluster_limit)).get(form.movement)
     room = found is not None and found.kernel.shared_memory <= device.architecture.shared_memory
-    # Rows a row ahead have no room for what lies beside them: no plan has both.
-    return found if room and not (found.kernel.ahead and len(found.kernel.facts.inputs) > 1) else None
+    return replace(found, patience=found.patience if form.patient else 0) if room else None
 
 
 def work_of(form: Form, case: Case, tensors: list[torch.Tensor]) -> launch.Work:

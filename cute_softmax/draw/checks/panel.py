@@ -198,17 +198,17 @@ def shared(c: PanelClass) -> Iterator[str]:
     """A sentence for each use of shared memory: its wavefronts and bank conflicts."""
     buffer = c.reduction_buffer
     for i, name in enumerate(c.facts.inputs):
-        words, smem = c.words(i), c.tile_of(i)
+        smem = c.tile_of(i)
         if c.access[i] == 0:
             size = ITEM_SIZE[c.dtypes[i]]
             slots = [smem(0, t, k) for k in range(c.steps) for t in range(c.threads)]
             told = wavefronts(requests_of(slots, size), size)
             yield f"{name} in shared memory, one element for each vector of {c.alike} threads, read: {told}."
             continue
-        size, each = (WORD, 1) if words else (ITEM_SIZE[c.dtypes[i]], c.vector)
-        slots = [smem(0, c.block(t), k) for k in range(c.steps) for t in range(c.threads)]
+        size, each = c.place_bytes(i), 1 if c.words(i) else smem.shape[0]
+        slots = [smem(0, c.block(t), k) for k in range(c.steps_of(i)) for t in range(c.threads)]
         told = wavefronts(requests_of(slots, size), each * size)
-        yield f"{name} in shared memory, written and read: {told}."
+        yield f"{name} in shared memory{', in bits' if c.bits(i) else ''}, written and read: {told}."
     if c.down == 1:
         return  # nothing is exchanged
     partial = range(c.slots)

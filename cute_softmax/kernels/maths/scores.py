@@ -11,7 +11,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint16, Uint32
 
 from ...plan.prologue import FROM_ABOVE, WHOLE
 from ..common import online
@@ -245,3 +245,23 @@ def truths(vector: cute.Tensor) -> list[Boolean]:
         return [vector[v] != 0 for v in range(n)]
     words = cute.recast_tensor(vector, Uint32)
     return [words[v // 4] & Uint32(0xFF << 8 * (v % 4)) != 0 for v in range(n)]
+
+
+def bits_of(mask: cute.Tensor) -> Uint32:
+    """A bit for each byte of a register vector, of four or a multiple, set where the byte is not 0."""
+    bytes_, found, low = cute.recast_tensor(mask, Uint32), Uint32(0), Uint32(0x7F7F7F7F)
+    for j in range(cute.size(bytes_)):
+        set_ = ((((bytes_[j] & low) + low) | bytes_[j]) >> 7) & Uint32(0x01010101)
+        # Byte b to bit 24 + b: nothing else comes there.
+        found = found | (set_ * Uint32(0x01020408) >> 24) << (4 * j)
+    return found
+
+
+def bytes_of(bits: Uint32, n: int) -> cute.Tensor:
+    """The register vector of n bytes, 1 or 0, of so many bits."""
+    mask = cute.make_rmem_tensor(n, Uint8)
+    bytes_ = cute.recast_tensor(mask, Uint32)
+    for j in range(n // 4):
+        # Bit b to bit 8 * b, by a shift of 7 * b.
+        bytes_[j] = ((bits >> (4 * j)) & Uint32(0xF)) * Uint32(0x00204081) & Uint32(0x01010101)
+    return mask

@@ -12,6 +12,9 @@ and absorbs another. So nobody waits for an exchange, which has the first steps 
 absorbed, where they wait to be finished; the others stay where they are. What a step has made free takes the chunk that
 the step `ahead` of it absorbs, so nobody waits for copies, either.
 
+A bias or a mask that is the same for all rows is *resident*: a CTA loads its part once. So it has one for each chunk of
+its share in shared memory, beside the ring.
+
 Where chunks lie: the steps of all rows go round a ring of places. In it each row begins `ahead` places behind the one
 before, as so many of its places are free: so a chunk that stays comes to where chunk n - `ahead` of the row before was.
 """
@@ -66,6 +69,8 @@ class Ahead(Schedule):
         """This CTA's items, from `first` on."""
         s, launch, index = self.spec, first.launch, first.index
         places = launch.chunks - s.registers + s.ahead
+        for n in cutlass.range(launch.chunks, unroll=1):
+            self.chunks.reside(first, n)
         for n in cutlass.range_constexpr(s.ahead):
             self.fetch(first, Int32(n), place_of(s, Int32(0), places, n), first.index < launch.items)
             cute.arch.cp_async_commit_group()
@@ -169,7 +174,9 @@ class Ahead(Schedule):
         if const_expr(absorbs):
             base = place_of(s, rows.turn, rows.places, t) * s.chunk_steps
             if const_expr(kept is not None):
-                copy([[x[None, base + k] for k in range(s.chunk_steps)] for x in launch.shared.tXsX], kept)
+                copy(
+                    [[x[None, base + k] for k in range(s.chunk_steps)] for x in self.of_chunks(launch)], kept
+                )
             at = item.first + t * s.chunk
             self.chunks.absorb(item, rS, at, base if const_expr(kept is None) else kept)
             exists = (t + s.ahead < launch.chunks) & (item.index < launch.items)
@@ -179,10 +186,14 @@ class Ahead(Schedule):
             self.fetch(rows.following, n, free, (n >= 0) & (rows.following.index < launch.items))
         cute.arch.cp_async_commit_group()
 
+    def of_chunks(self, launch: Launch) -> list[cute.Tensor]:
+        """tXsX of each input that is not resident."""
+        return launch.shared.tXsX[: len(self.math.inputs) - len(self.spec.residents)]
+
     def registers(self, launch: Launch) -> list:
-        """Registers for a chunk: per input its vectors."""
+        """Registers for a chunk: per input that is not resident its vectors."""
         chunk = []
-        for i in range(len(self.math.inputs)):
+        for i in range(len(self.of_chunks(launch))):
             dtype = launch.mX[i].dtype
             chunk.append(
                 [cute.make_rmem_tensor(self.spec.vector, dtype) for _ in range(self.spec.chunk_steps)]

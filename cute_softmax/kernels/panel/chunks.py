@@ -4,24 +4,24 @@ from itertools import chain
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr
 
 from ...plan import PanelClass
 from ..common import reduce
 from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, packed_maxima, store
 from ..common.index import ceil_div, larger
 from ..maths.maths import RowMath
-from ..maths.scores import keep
+from ..maths.scores import bits_of, bytes_of, keep
 from ..maths.slots import absorb
 from .scores import Scores
-from .work import Chunk, Item, Launch, chunks_of, edge, left, loaded_step, place, places
+from .work import Chunk, Item, Launch, chunks_of, edge, left, loaded_step, place, places, rest
 
 
 class Chunks:
     """Chunks whose vectors are one access each, or several whole ones.
 
     Where a chunk lies: the first of its steps in shared memory or, of one that is kept in registers (see `ahead`), per
-    input its vectors.
+    input its vectors. What is resident lies where it is in its share.
     """
 
     def __init__(self, spec: PanelClass, math: RowMath):
@@ -29,7 +29,11 @@ class Chunks:
         self.inputs = range(len(math.inputs))
         self.spread = [i for i in self.inputs if spec.access[i] == 0]
         self.words = [i for i in self.inputs if spec.words(i)]
-        self.vectors = [i for i in self.inputs if i not in (*self.spread, *self.words)]
+        self.vectors = [i for i in self.inputs if i not in (*self.spread, *self.words, *spec.residents)]
+        self.masks = bool(spec.prologue) and math.masks
+        # Whether the first look at a chunk masks it for good. An element for a whole vector masks it as fast again, and
+        # of a chunk that is loaded twice nobody knows whether this is the first.
+        self.settles = self.masks and 1 not in self.spread and not spec.repeats
 
     def vector(self, launch: Launch, i: int, address: Int64) -> cute.Tensor:
         """The vector of operand i at an address."""
@@ -63,6 +67,29 @@ class Chunks:
             self.fetch_vectors(launch, chunk, i, base, None if beside else policy)
         for i in self.words:
             self.fetch_words(launch, chunk, i, base)
+
+    @cute.jit
+    def reside(self, item: Item, n: Int32):
+        """Load what is resident of chunk n of a share."""
+        at = item.first + n * self.spec.chunk
+        # Of another row more may count.
+        chunk = Chunk(item.starts, at, left(item, at), rest(item, at, item.end), None)
+        for i in cutlass.range_constexpr(len(self.inputs)):
+            if const_expr(i in self.spec.residents and not self.spec.bits(i)):
+                self.fetch_vectors(item.launch, chunk, i, n * self.spec.chunk_steps, None)
+            if const_expr(self.spec.bits(i)):
+                self.note_bits(item.launch, chunk, i, n * self.spec.chunk_steps)
+
+    @cute.jit
+    def note_bits(self, launch: Launch, chunk: Chunk, i: int, base: Int32):
+        """Load a mask's vectors, and keep a bit for each element; of what does not exist nothing counts."""
+        s, addresses = self.spec, places(launch, i, chunk.starts[i], chunk.at)
+        for k in cutlass.range_constexpr(s.chunk_steps):
+            rM = cute.make_rmem_tensor(s.vector, launch.mX[i].dtype)
+            rM.fill(launch.mX[i].dtype(0))
+            if chunk.left > k * s.down * s.unit:
+                cute.autovec_copy(self.vector(launch, i, addresses[k]), rM)
+            launch.shared.tXsX[i][0, base + k] = bits_of(rM).to(Uint8)
 
     def asked_for(self, launch: Launch, i: int) -> cute.Tensor:
         """rX: the elements of input i that a thread loads, where each vector has one: those of every `alike`-th step,
@@ -124,16 +151,18 @@ class Chunks:
 
     def held(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> list[cute.Tensor]:
         """tXrX: vector k of each input of the chunk at element `at` that lies there, in registers."""
-        launch = item.launch
-        if isinstance(where, list):
-            return [vectors[k] for vectors in where]
-        found = []
-        for i in self.inputs:
+        launch, residents = item.launch, self.spec.residents
+        found = [vectors[k] for vectors in where] if isinstance(where, list) else []
+        for i in residents if found else self.inputs:
             if i in self.words:
                 address = places(launch, i, item.starts[i], at)[k]
                 found.append(self.scores.from_words(launch, i, address, where + k))
                 continue
-            tXsX = launch.shared.tXsX[i][None, where + k]
+            step = (at - item.first) // self.spec.chunk * self.spec.chunk_steps if i in residents else where
+            tXsX = launch.shared.tXsX[i][None, step + k]
+            if self.spec.bits(i):
+                found.append(bytes_of(tXsX[0].to(Uint32), self.spec.vector))
+                continue
             tXrX = cute.make_rmem_tensor(tXsX.layout, launch.mX[i].dtype)
             if i in self.spread:  # one element, with a stride of 0
                 tXrX[0] = tXsX[0]
@@ -142,9 +171,27 @@ class Chunks:
             found.append(tXrX)
         return found
 
-    def elements(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> list[tuple]:
-        """What the math takes of vector k of the chunk at element `at` that lies there."""
-        return self.scores.vector(item, self.held(item, k, at, where), k, at, left(item, at))
+    def masked(
+        self, item: Item, k: int, at: Int32, where: Int32 | int | list, folded: bool
+    ) -> list[cute.Tensor]:
+        """tXrX: as `held`; a mask alone has made elements -inf. folded: whether a look at the chunk, in which they are
+        put back so, came before."""
+        tXrX = self.held(item, k, at, where)
+        if self.masks and not (folded and self.settles):
+            keep(*tXrX)
+            if self.settles and not isinstance(where, list):
+                cute.autovec_copy(tXrX[0], item.launch.shared.tXsX[0][None, where + k])
+        return tXrX
+
+    def settle(self, item: Item, at: Int32, where: Int32 | int) -> None:
+        """Mask the chunk at element `at` that lies there if it is not to be folded."""
+        if self.settles:
+            for k in range(self.spec.chunk_steps):
+                self.masked(item, k, at, where, False)
+
+    def elements(self, item: Item, k: int, at: Int32, where: Int32 | int | list, folded: bool) -> list[tuple]:
+        """What the math takes of vector k of the chunk at element `at` that lies there. folded: see `masked`."""
+        return self.scores.vector(item, self.masked(item, k, at, where, folded), k, at, left(item, at))
 
     def scalars(self, item: Item, edges: list) -> list[tuple]:
         """What the math takes of the scalars at a row's edges; `edges` is empty without any."""
@@ -169,12 +216,12 @@ class Chunks:
         if where is None:
             totals = []
         elif math.maximum_first and stage == 0 and packed:
-            words = [cute.recast_tensor(self.kept(item, k, at, where), Uint32) for k in steps]
+            words = [cute.recast_tensor(self.masked(item, k, at, where, False)[0], Uint32) for k in steps]
             totals = packed_maxima(dtype, ([w[j] for w in words] for j in range(s.vector // 2)))
         else:
             terms = (
                 [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
-                for elements in (self.elements(item, k, at, where) for k in steps)
+                for elements in (self.elements(item, k, at, where, stage > 0) for k in steps)
             )
             if s.orientation == "row":
                 # Pairwise all through: a chain rounds what came first once more with each addition.
@@ -184,13 +231,6 @@ class Chunks:
                 totals = [op(a, b) for a, b in zip(totals, vector, strict=True)]
         return totals if s.orientation == "column" else [reduce.tree(op, [*totals, *ends])]
 
-    def kept(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> cute.Tensor:
-        """tXrX: vector k of the elements, -inf where a mask says so."""
-        tXrX = self.held(item, k, at, where)
-        if self.spec.prologue.rescores:
-            keep(*tXrX)
-        return tXrX[0]
-
     def absorb(self, item: Item, rS: cute.Tensor, at: Int32, where: Int32 | list | None, edges: list = ()):
         """Fold the chunk at element `at`, or the scalars at the edges of a row, into the states of this thread's slots,
         (number, slot)."""
@@ -199,7 +239,7 @@ class Chunks:
     def results(self, item: Item, k: int, at: Int32, where: Int32 | list, states: list) -> cute.Tensor:
         """tXrY: the results of vector k of the chunk at element `at` that lies there, in registers."""
         s = self.spec
-        elements = self.elements(item, k, at, where)
+        elements = self.elements(item, k, at, where, True)
         results = [self.scores.result(item, e, states, v % s.slots) for v, e in enumerate(elements)]
         tXrY = cute.make_rmem_tensor(s.vector, item.launch.mX[len(self.inputs)].dtype)
         pack(iter(results), tXrY)

@@ -22,7 +22,7 @@ elements), `work` (who works on what), `chunks`, `shift`, `aligned` and `abreast
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr
 
 from layouts.trace import observe
 
@@ -135,7 +135,7 @@ class PanelKernel:
         tiles = [s.tile_of(i) for i in self.inputs]
         sX = [
             smem.allocate_tensor(
-                Uint32 if const_expr(s.words(i)) else self.dtypes[i],
+                Uint32 if s.words(i) else Uint8 if s.bits(i) else self.dtypes[i],
                 cute.make_layout(tiles[i].shape, stride=tiles[i].stride),
                 16,
             )

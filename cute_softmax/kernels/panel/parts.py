@@ -109,10 +109,12 @@ class Parts:
         """Read and finish a share of which nothing is held."""
         s, launch = self.spec, item.launch
         for n in cutlass.range(chunks_of(item), unroll=1):
+            self.chunks.reside(item, n)
             self.chunks.fetch(launch, chunk_of(item, n), Int32(0), launch.policies.once)
             cute.arch.cp_async_commit_group()
             cute.arch.cp_async_wait_group(0)
             self.chunks.align(item, item.first + n * s.chunk, Int32(0))
+            self.chunks.settle(item, item.first + n * s.chunk, Int32(0))
             self.chunks.finish(item, item.first + n * s.chunk, Int32(0), states)
         if const_expr(s.hides):
             self.chunks.hide(item, self.chunks.hidden(item, states))

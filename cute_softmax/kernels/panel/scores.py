@@ -20,7 +20,7 @@ from ...plan.panel_class import WORD
 from ..common.copy import element, funnel_shift, load_async, load_if, unpack, vector_of
 from ..common.index import larger, narrow, smaller
 from ..maths.maths import RowMath
-from ..maths.scores import NOTHINGS, keep, truths
+from ..maths.scores import NOTHINGS, truths
 
 if TYPE_CHECKING:
     from .work import Chunk, Item, Launch
@@ -91,8 +91,7 @@ class Scores:
         s, math = self.spec, self.math
         if not s.prologue:
             return zip(*map(unpack, tXrX), strict=True)
-        if math.masks:
-            keep(tXrX[0], tXrX[1])
+        if math.masks:  # see `Chunks.masked`
             return zip(unpack(tXrX[0]))
         numbers = zip(*(self.numbers(i, vector) for i, vector in enumerate(tXrX)), strict=True)
         exists, first = rest > k * s.down * s.unit, at + (item.launch.d + k * s.down) * s.unit
