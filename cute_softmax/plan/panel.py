@@ -191,9 +191,10 @@ def _ahead(g: Groups, config: PanelConfig) -> Iterator[tuple[PanelClass, int]]:
             yield c, at_once
 
 
-def _steps(g: Groups, c: PanelClass, at_once: int) -> int:
-    """Steps that a CTA takes then, see `kernels.panel.ahead`."""
-    return math.ceil(g.panels(c) / at_once) * (c.chunks_of(_share(g, c, at_once)) + c.wait)
+def _steps(g: Groups, c: PanelClass, at_once: int) -> tuple[int, int]:
+    """Steps that a CTA takes then, see `kernels.panel.ahead`, and of how many rows."""
+    rows = math.ceil(g.panels(c) / at_once)
+    return rows * (c.chunks_of(_share(g, c, at_once)) + c.wait), rows
 
 
 def _share(g: Groups, c: PanelClass, at_once: int) -> int:

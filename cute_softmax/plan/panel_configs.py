@@ -73,7 +73,7 @@ SWEPT = {
     "off_lines": Least(24 << 10, 72 << 20, 128),
 }
 # Chunks in registers of rows a row ahead that have something beside them, which takes registers, too: with more of them
-# kernels spill, and 64 x 1456104 bf16 with a bias took 164 us for 132, with a mask 135 for 128 (H200, 2026-11-30).
+# kernels spill, and 64 x 1456104 bf16 with a bias took 164 us for 132, with a mask 134 for 128 (H200, 2026-11-30).
 REGISTERS_BESIDE = (2, 3)
 INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are
 
