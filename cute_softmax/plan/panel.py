@@ -171,7 +171,7 @@ def _held_parts(g: Groups, c: PanelClass, resident: int) -> int:
 def _row_ahead(g: Groups) -> PanelPlan | None:
     """The plan with as many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
     # With few rows there would be no row ahead, and another order of additions.
-    if g.invariant or g.inputs > 1 or not g.resident:
+    if g.invariant or g.inputs > 1 or not g.common:
         return None
     ways, cost = [*_ahead(g, g.table.ahead)], _loads
     if g.facts.beside:  # parts have fewer chunks, so that the steps between rows count

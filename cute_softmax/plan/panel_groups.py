@@ -151,8 +151,8 @@ class Groups:
         return len(self.facts.inputs) - len(self.facts.beside)
 
     @property
-    def resident(self) -> bool:
-        """Whether what is beside the elements, if anything is, can be the same in shared memory for all rows."""
+    def common(self) -> bool:
+        """Whether what is beside the elements, if anything is, is the same for all groups, and lies as they do."""
         beside = {i: ITEM_SIZE[self.problem.dtypes[i]] for i in self.facts.beside}
         same = all(m.strides[i] == 0 for m in self.kept if m.size > 1 for i in beside)
         whole = all(self.access[i] * size >= WORD for i, size in beside.items())
