@@ -299,6 +299,8 @@ def test_scores_in_every_kind_of_panel(monkeypatch):
         "parts": lambda k: k.exchange and not k.streaming,
         "read twice": lambda k: k.streaming and not k.ahead,
         "a row ahead": lambda k: k.ahead,
+        "a resident bias": lambda k: any(not k.bits(i) for i in k.residents),
+        "a resident mask": lambda k: any(map(k.bits, k.residents)),
         "words": lambda k: any(k.words(i) for i in k.facts.beside),
         "vectors": lambda k: any(not k.words(i) for i in k.facts.beside),
         "a mask alone": lambda k: k.prologue.name == "mask",
@@ -306,4 +308,4 @@ def test_scores_in_every_kind_of_panel(monkeypatch):
         "a sink": lambda k: k.prologue.name == "sink",
     }
     assert [kind for kind, of in kinds.items() if not any(map(of, found))] == []
-    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 36
+    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 48
