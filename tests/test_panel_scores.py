@@ -115,7 +115,7 @@ def test_long_rows_are_held_with_what_lies_beside_them(shape, prologue):
     made = plan_of("softmax", prologue, shape, beside={"mask": (1, shape[1]), "bias": (1, shape[1])})
     plain = plan_of("softmax", Prologue(), shape)
     c, room = made.kernel, ARCHITECTURES["sm_90a"].shared_memory
-    assert made.movement == "split" and plain.again == 0
+    assert made.movement == "split" and plain.again == 0 and not (c.ahead and shape[1] % 8)
     assert made.again <= (made.chunks / 2 if prologue.bias and shape[1] % 8 else 0)
     # As many CTAs share an SM as wait for each other.
     assert c.min_blocks * c.shared_memory <= room and made.ctas <= 132 * c.min_blocks

@@ -20,7 +20,7 @@ import cute_softmax as c
 from cute_softmax import draw
 from cute_softmax.draw import checks
 from cute_softmax.kernels import sweep
-from cute_softmax.plan import MATHS, Prologue, SweepPlan
+from cute_softmax.plan import MATHS, WARP, Prologue, SweepPlan
 from cute_softmax.plan import sweep as sweep_plans
 from cute_softmax.plan.describe import plan_shape
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
@@ -169,6 +169,13 @@ def test_layouts_and_checks():
     reached = {at for lanes in checks.sweep.requests(scored, 1) for at in lanes if at is not None}
     assert not checks.check(scored).problems
     assert reached == {3 * row for row in range(lines * scored.abreast)}
+    # Of the rows in which vectors end nothing is loaded where each lies in one row.
+    for columns, loads in ((8, 1), (11, 2)):
+        operands = [Operand("bf16", (columns, 1)), Operand("bool", (1, 0)), Operand("bf16", (columns, 1))]
+        plan = plan_sweep("softmax", canonical((70, columns), (0,), operands), H200, Prologue(mask=True))
+        warps = math.ceil(plan.width / (plan.kernel.vector * WARP))
+        lines = min(plan.kernel.steps, plan.lines)
+        assert len([*checks.sweep.requests(plan, 1)]) == loads * lines * warps
     notes = draw.figures(scored)["tile"].description
     assert "gMASK: one element for each row of memory" in notes and "gY: the same threads" in notes
     wide = plan_shape((128256, 1039), dim=0)

@@ -75,7 +75,7 @@ def tile(view: View) -> Figure:
     if beside := [space(named[i]) for i in c.facts.beside]:
         notes.append(
             f"{' and '.join(beside)}: one element for each row of memory. A thread loads that of the row in which its "
-            "vector begins and that of the row in which it ends."
+            "vector begins and, if some vector of its warp ends in another, that of the row in which its own ends."
         )
     if others:
         notes.append(

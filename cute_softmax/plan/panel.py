@@ -173,10 +173,11 @@ def _row_ahead(g: Groups) -> PanelPlan | None:
     # With few rows there would be no row ahead, and another order of additions.
     if g.invariant or g.inputs > 1 or not g.common:
         return None
-    ways, cost = [*_ahead(g, g.table.ahead)], _loads
+    ways, cost = [], _loads
     if g.facts.beside:  # parts have fewer chunks, so that the steps between rows count
-        few = [way for n in REGISTERS_BESIDE for way in _ahead(g, replace(g.table.ahead, registers=n))]
-        ways, cost = few or ways, _steps
+        ways = [way for n in REGISTERS_BESIDE for way in _ahead(g, replace(g.table.ahead, registers=n))]
+        cost = _steps
+    ways = ways or [*_ahead(g, g.table.ahead)]
     return _taken(g, *min(ways, key=lambda way: cost(g, *way))) if ways else None
 
 
@@ -194,7 +195,7 @@ def _ahead(g: Groups, config: PanelConfig) -> Iterator[tuple[PanelClass, int]]:
 def _steps(g: Groups, c: PanelClass, at_once: int) -> tuple[int, int]:
     """Steps that a CTA takes then, see `kernels.panel.ahead`, and of how many rows."""
     rows = math.ceil(g.panels(c) / at_once)
-    return rows * (c.chunks_of(_share(g, c, at_once)) + c.wait), rows
+    return _loads(g, c, at_once) + rows * c.wait, rows
 
 
 def _share(g: Groups, c: PanelClass, at_once: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...plan import SweepPlan
+from ...plan import WARP, SweepPlan
 from ...plan.problem import ITEM_SIZE
 from .common import requests_of, traffic, uncovered
 from .report import Report
@@ -17,15 +17,25 @@ def requests(plan: SweepPlan, operand: int) -> Iterator[list[int | None]]:
     size, offset = ITEM_SIZE[c.dtypes[operand]], plan.problem.offsets[operand]
     for u in range(min(c.steps, plan.lines)):
         columns = [c.tv(thread, u * c.vector) // c.steps for thread in range(c.threads)]
-        if operand in c.facts.beside:  # of the rows of memory in which vectors begin and end
-            for end in (0, c.vector - 1):
-                rows = [u * plan.abreast + (column + end) // plan.columns for column in columns]
-                inside = zip(rows, columns, strict=True)
-                at = [offset + row * pitch if column < plan.width else None for row, column in inside]
+        if operand in c.facts.beside:
+            for rows in _rows(plan, u, columns):
+                at = [None if row is None else offset + row * pitch for row in rows]
                 yield from requests_of(at, size)
             continue
         at = [offset + u * pitch + column if column < plan.width else None for column in columns]
         yield from requests_of(at, size, c.vector, c.vector)
+
+
+def _rows(plan: SweepPlan, line: int, columns: list[int]) -> Iterator[list[int | None]]:
+    """The rows of memory in which the threads' vectors of a line begin; then those in which they end, in warps of which
+    some vector ends in another row than it begins in. None for threads without a vector, and in the other warps."""
+    begin, end = (
+        [line * plan.abreast + (n + v) // plan.columns if n < plan.width else None for n in columns]
+        for v in (0, plan.kernel.vector - 1)
+    )
+    apart = {t // WARP for t, ends in enumerate(zip(begin, end, strict=True)) if ends[0] != ends[1]}
+    yield begin
+    yield [row if t // WARP in apart else None for t, row in enumerate(end)]
 
 
 def check(plan: SweepPlan) -> Report:

@@ -221,11 +221,10 @@ def keep(vector: cute.Tensor, mask: cute.Tensor) -> None:
             words[v] = select(mask[v] != 0, words[v], word(nothing >> (32 - word.width)))
         return
     words, bytes_ = cute.recast_tensor(vector, Uint32), cute.recast_tensor(mask, Uint32)
-    # Of each byte the highest bit, set where any is; prmt spreads it over as many bytes as an element has.
+    # prmt spreads the highest bit of a byte over as many bytes as an element has.
     spread = (0x9988, 0xBBAA) if dtype.width == 16 else (0x8888, 0x9999, 0xAAAA, 0xBBBB)
     for j in range(n // 4):
-        low = Uint32(0x7F7F7F7F)
-        high = ((bytes_[j] & low) + low) | bytes_[j]
+        high = highest_bits(bytes_[j])
         for i, selector in enumerate(spread):
             at = j * len(spread) + i
             words[at] = cute.arch.inline_ptx(
@@ -234,6 +233,12 @@ def keep(vector: cute.Tensor, mask: cute.Tensor) -> None:
                 write_only_types=[Uint32],
                 read_only_args=[words[at], high],
             )
+
+
+def highest_bits(word: Uint32) -> Uint32:
+    """A word whose bytes have their highest bits set where any of their bits is; of the others some may be."""
+    low = Uint32(0x7F7F7F7F)
+    return ((word & low) + low) | word
 
 
 def truths(vector: cute.Tensor) -> list[Boolean]:
@@ -249,9 +254,9 @@ def truths(vector: cute.Tensor) -> list[Boolean]:
 
 def bits_of(mask: cute.Tensor) -> Uint32:
     """A bit for each byte of a register vector, of four or a multiple, set where the byte is not 0."""
-    bytes_, found, low = cute.recast_tensor(mask, Uint32), Uint32(0), Uint32(0x7F7F7F7F)
+    bytes_, found = cute.recast_tensor(mask, Uint32), Uint32(0)
     for j in range(cute.size(bytes_)):
-        set_ = ((((bytes_[j] & low) + low) | bytes_[j]) >> 7) & Uint32(0x01010101)
+        set_ = (highest_bits(bytes_[j]) >> 7) & Uint32(0x01010101)
         # Byte b to bit 24 + b: nothing else comes there.
         found = found | (set_ * Uint32(0x01020408) >> 24) << (4 * j)
     return found

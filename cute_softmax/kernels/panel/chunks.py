@@ -68,17 +68,16 @@ class Chunks:
         for i in self.words:
             self.fetch_words(launch, chunk, i, base)
 
-    @cute.jit
-    def reside(self, item: Item, n: Int32):
+    def reside(self, item: Item, n: Int32) -> None:
         """Load what is resident of chunk n of a share."""
         at = item.first + n * self.spec.chunk
         # Of another row more may count.
         chunk = Chunk(item.starts, at, left(item, at), rest(item, at, item.end), None)
-        for i in cutlass.range_constexpr(len(self.inputs)):
-            if const_expr(i in self.spec.residents and not self.spec.bits(i)):
-                self.fetch_vectors(item.launch, chunk, i, n * self.spec.chunk_steps, None)
-            if const_expr(self.spec.bits(i)):
+        for i in self.spec.residents:
+            if self.spec.bits(i):
                 self.note_bits(item.launch, chunk, i, n * self.spec.chunk_steps)
+            else:
+                self.fetch_vectors(item.launch, chunk, i, n * self.spec.chunk_steps, None)
 
     @cute.jit
     def note_bits(self, launch: Launch, chunk: Chunk, i: int, base: Int32):
