@@ -222,13 +222,13 @@ def test_scores_of_expanded_elements(shared, dim, launches):
 
 
 @pytest.fixture
-def a_row_ahead(monkeypatch):
-    """Rows are planned so; CTAs wait so many nanoseconds for each other."""
+def rows_in(monkeypatch):
+    """Rows are planned in a movement of `panels.SMALL`; CTAs wait so many nanoseconds for each other."""
     planned = choose.plan_panel
 
-    def install(patience: int):
+    def install(movement: str, patience: int = panel_plan.PATIENCE):
         def forced(*asked, **how):
-            plan = dict(panels.movements(planned(*asked, **how)))["a row ahead"]
+            plan = dict(panels.movements(planned(*asked, **how)))[movement]
             return replace(plan, patience=patience)
 
         monkeypatch.setattr(choose, "plan_panel", forced)
@@ -241,10 +241,10 @@ def a_row_ahead(monkeypatch):
 @pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("dtype", [bf16, fp32], ids=str)
 @pytest.mark.parametrize("beside", [("mask",), ("bias",), ("bias", "mask")], ids="_".join)
-def test_what_is_beside_all_rows_is_resident(beside, dtype, in_turn, a_row_ahead, launches):
+def test_what_is_beside_all_rows_is_resident(beside, dtype, in_turn, rows_in, launches):
     """Where CTAs run one after the other the last finishes the others' parts of rows, with what is beside those."""
     launches.in_turn = in_turn
-    a_row_ahead(0 if in_turn else panel_plan.PATIENCE)
+    rows_in("a row ahead", 0 if in_turn else panel_plan.PATIENCE)
     n = 2000 if dtype == fp32 else 4000
     x, tensors = made((5, n), dtype), {"bias": made(n, dtype, 1), "mask": made(n, fp32, 2) < 1}
     x[1, ::2], tensors["mask"][7:1234] = INF if beside == ("mask",) else 3.0, False
@@ -258,6 +258,42 @@ def test_what_is_beside_all_rows_is_resident(beside, dtype, in_turn, a_row_ahead
         kernel = work.plan.kernel
         assert kernel.ahead and kernel.residents == kernel.facts.beside
         assert [kernel.bits(i) for i in kernel.residents] == [name == "mask" for name in beside]
+
+
+@pytest.mark.parametrize(
+    ("movement", "dtype"),
+    [
+        ("one CTA", bf16),
+        ("streaming", bf16),
+        ("cluster", fp32),
+        ("exchange", bf16),
+        ("exchange, three chunks held", fp32),
+        ("a row ahead", bf16),
+        ("a row ahead, fewer at a time than exchange", fp32),
+    ],
+)
+def test_the_vector_of_the_diagonal(movement, dtype, rows_in, launches):
+    """What is behind it in there, and in all later ones, counts for nothing, be it NaN."""
+    rows_in(movement)
+    n, offset = (2000, 517) if dtype == fp32 else (4000, 1029)
+    x, mask = made((5, n), dtype), made(n, fp32, 2) < 1
+    counts = torch.ones(5, n, dtype=torch.bool).tril(offset)
+    x[~counts] = float("nan")
+    # A mask that stays for all rows needs CTAs that have the same part of each.
+    for given in ({},) if "ahead, fewer" in movement else ({}, {"mask": mask}):
+        exact = x.double().masked_fill(~(counts & given.get("mask", mask | True)), -INF)
+        assert close(c.log_softmax(x, -1, causal=offset, **given), torch.log_softmax(exact, -1))
+    y = c.softmax(x, -1, causal=offset)
+    exact = torch.softmax(x.double().masked_fill(~counts, -INF), -1)
+    assert close(y, exact)
+    if "ahead" not in movement:
+        x.requires_grad_()
+        (dx,) = torch.autograd.grad(
+            c.softmax(x, -1, causal=offset), x, made((5, n), dtype, 3).where(counts, INF)
+        )
+        dy = made((5, n), fp32, 3).to(dtype).double().where(counts, 0)
+        assert close(dx, y.double() * (dy - (dy * y.double()).sum(-1, True))) and len(launches) == 5
+    assert all(work.plan.kernel.hides for work in launches)
 
 
 def causal(scores: torch.Tensor, offset: int) -> torch.Tensor:

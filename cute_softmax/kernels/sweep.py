@@ -83,7 +83,7 @@ class SweepKernel:
         self.beside = spec.facts.beside
         self.vectors = self.inputs[: len(self.inputs) - len(self.beside)]
         # Of a mask alone elements are their scores, if they are not left out.
-        self.scored = bool(self.beside) and not math.masks
+        self.scored = bool(self.beside) and not math.plain
         self.words = spec.state_bytes // 4  # of a state in memory, where three numbers take the room of four
         # What is read again had better stay in L2.
         self.hint = "evict_last" if math.outputs else "evict_normal"

@@ -28,6 +28,8 @@ FORWARD = (
     Prologue(scale="groups", mask=True, zero=True),
     Prologue(bias=True, mask=True),
     Prologue(scale="groups", bias=True, alpha="groups", zero=True),
+    Prologue(causal=True),
+    Prologue(mask=True, causal=True, zero=True),
     Prologue(scale="number", causal=True, zero=True),
     Prologue(scale="groups", bias=True, mask=True, causal=True),
     Prologue(sink=True),

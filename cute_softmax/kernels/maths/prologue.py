@@ -19,7 +19,8 @@ class Prologued(RowMath):
     """A row math of scores.
 
     Panels take elements one by one: `elements` makes them scores, `term` and `result` go on from there, and of what
-    `group_results` are none else. masks: whether a score is the element itself, or -inf by its mask, see `keep`.
+    `group_results` are none else. plain: whether the math takes the elements themselves where padding stands for those
+    that do not count: a score is the element, or -inf.
     rough: whether results are stored in 16 bits, so that the last pass may have scores that are capped roughly.
     """
 
@@ -43,7 +44,7 @@ class Prologued(RowMath):
         padding |= {"bias": NOTHING, "mask": 0}
         self.padding = tuple(padding[name] for name in self.names)
         self.maximum_first = math.maximum_first
-        self.masks = self.names == ("x", "mask") and prologue.packs and not prologue.scale
+        self.plain = not (prologue.scale or prologue.softcap or prologue.bias)
 
     def elements(self, numbers: tuple, scale: Float32 | None, counts: Boolean) -> tuple:
         """What the math takes of an element. numbers: of each input, truth for a mask; counts: whether the element
@@ -253,7 +254,7 @@ class ProloguedGradient(Prologued):
         super().__init__(math, prologue, rough)
         self.group_outputs = ("sink_grad",) if prologue.sink else ("sum",) if prologue.state else ()
         self.inputs, self.outputs = math.inputs, () if prologue.state else math.outputs
-        self.names, self.padding, self.rescores, self.masks = math.inputs, math.padding, False, False
+        self.names, self.padding, self.rescores, self.plain = math.inputs, math.padding, False, True
 
     def elements(self, numbers: tuple, scale: Float32 | None, counts: Boolean) -> tuple:
         if not self.prologue.causal:

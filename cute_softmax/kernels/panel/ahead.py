@@ -31,7 +31,7 @@ from ..common.reduce import WARP
 from ..maths.slots import nothing
 from . import exchange
 from .schedule import Schedule
-from .work import Item, Launch, chunk_of, item_of
+from .work import Item, Launch, chunk_of, chunks_of, item_of
 
 
 @dataclass(frozen=True)
@@ -170,21 +170,41 @@ class Ahead(Schedule):
             n = t if const_expr(absorbs) else t - launch.chunks
             if finishing != 0:
                 where = free * s.chunk_steps if const_expr(kept is None) else kept
-                self.chunks.finish(before, before.first + n * s.chunk, where, states)
+                if const_expr(s.hides):
+                    self.finish_or_hide(before, n, where, states)
+                else:
+                    self.chunks.finish(before, before.first + n * s.chunk, where, states)
         if const_expr(absorbs):
             base = place_of(s, rows.turn, rows.places, t) * s.chunk_steps
+            self.chunks.align(item, item.first + t * s.chunk, base)
             if const_expr(kept is not None):
                 copy(
                     [[x[None, base + k] for k in range(s.chunk_steps)] for x in self.of_chunks(launch)], kept
                 )
-            at = item.first + t * s.chunk
-            self.chunks.absorb(item, rS, at, base if const_expr(kept is None) else kept)
+            at, where = item.first + t * s.chunk, base if const_expr(kept is None) else kept
+            if const_expr(s.hides):
+                if t < chunks_of(item):
+                    self.chunks.absorb(item, rS, at, where)
+            else:
+                self.chunks.absorb(item, rS, at, where)
             exists = (t + s.ahead < launch.chunks) & (item.index < launch.items)
             self.fetch(item, t + s.ahead, free, exists)
         if const_expr(not absorbs or (kept is None and s.wait < s.ahead)):
             n = t + s.ahead - launch.chunks - s.wait
             self.fetch(rows.following, n, free, (n >= 0) & (rows.following.index < launch.items))
         cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def finish_or_hide(self, item: Item, n: Int32 | int, where: Int32 | list, states: list):
+        """Finish chunk n of a row that ends at a diagonal; of what lies beyond, nothing is computed."""
+        at = item.first + n * self.spec.chunk
+        if n < chunks_of(item):
+            self.chunks.finish(item, at, where, states)
+        else:
+            dtype = item.launch.mX[len(self.math.inputs)].dtype
+            tXrY = cute.make_rmem_tensor(self.spec.vector, dtype)
+            tXrY.fill(self.chunks.hidden(item, states).to(dtype))
+            self.chunks.put(item, at, tXrY)
 
     def of_chunks(self, launch: Launch) -> list[cute.Tensor]:
         """tXsX of each input that is not resident."""

@@ -30,7 +30,8 @@ class Chunks:
         self.spread = [i for i in self.inputs if spec.access[i] == 0]
         self.words = [i for i in self.inputs if spec.words(i)]
         self.vectors = [i for i in self.inputs if i not in (*self.spread, *self.words, *spec.residents)]
-        self.masks = bool(spec.prologue) and math.masks
+        # Whether a mask alone has made elements -inf.
+        self.masks = "mask" in math.inputs and self.scores.plain
         # Whether the first look at a chunk masks it for good. An element for a whole vector masks it as fast again, and
         # of a chunk that is loaded twice nobody knows whether this is the first.
         self.settles = self.masks and 1 not in self.spread and not spec.repeats
@@ -147,6 +148,22 @@ class Chunks:
         have come: there they are."""
         if self.spread:
             cute.arch.sync_warp()  # what others of the warp have put down is seen from here on
+        if self.scores.cuts:
+            self.cut(item, at, base)
+
+    @cute.jit
+    def cut(self, item: Item, at: Int32, base: Int32):
+        """Put padding behind the diagonal into the vector of the chunk at element `at` that it goes through."""
+        s, launch, counting = self.spec, item.launch, item.seen - at
+        if (counting > 0) & (counting < s.chunk):
+            vector = counting // s.unit
+            if launch.d == vector % s.down:
+                tXsX = [launch.shared.tXsX[i][None, base + vector // s.down] for i in self.scores.elements]
+                padding = [self.padding(launch, i) for i in self.scores.elements]
+                for i in cutlass.range_constexpr(len(tXsX)):
+                    for v in cutlass.range_constexpr(s.vector):
+                        if v >= counting % s.unit:
+                            tXsX[i][v] = padding[i][v]
 
     def held(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> list[cute.Tensor]:
         """tXrX: vector k of each input of the chunk at element `at` that lies there, in registers."""
@@ -210,7 +227,7 @@ class Chunks:
         op = math.reductions[stage].op
         dtype = item.launch.mX[0].dtype
         ends = [math.term(stage, e, carry[0]) for e in self.scalars(item, edges)]
-        packed = dtype in PACKED_MAX and s.vector > 1 and (not s.prologue.rescores or math.masks)
+        packed = dtype in PACKED_MAX and s.vector > 1 and self.scores.plain
         steps = range(0 if where is None else s.chunk_steps)
         if where is None:
             totals = []

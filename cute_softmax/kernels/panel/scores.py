@@ -42,10 +42,18 @@ class Numbers:
 
 
 class Scores:
-    """The elements of a panel as a row math takes them."""
+    """The elements of a panel as a row math takes them.
+
+    elements: inputs that are no mask; cuts: whether padding stands for what lies beyond a diagonal, see `Chunks.cut`;
+    plain: whether it stands for all that does not count, and the math takes elements as they are.
+    """
 
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math = spec, math
+        plain = not spec.prologue or math.plain
+        self.elements = [i for i, name in enumerate(math.inputs) if name != "mask"]
+        self.cuts = spec.hides and plain and all(spec.access[i] for i in self.elements)
+        self.plain = plain and (self.cuts or not spec.prologue.causal)
         full = len(math.inputs) + len(math.outputs)
         self.group_inputs = {name: full + i for i, name in enumerate(math.group_inputs)}
 
@@ -89,10 +97,8 @@ class Scores:
         """What the math takes of a thread's vector k, of which tXrX are all inputs, of the chunk at element `at`, of
         which so much is left (see `work.left`)."""
         s, math = self.spec, self.math
-        if not s.prologue:
-            return zip(*map(unpack, tXrX), strict=True)
-        if math.masks:  # see `Chunks.masked`
-            return zip(unpack(tXrX[0]))
+        if self.plain:  # as a mask has left them, see `Chunks.masked`
+            return zip(*(unpack(tXrX[i]) for i in self.elements), strict=True)
         numbers = zip(*(self.numbers(i, vector) for i, vector in enumerate(tXrX)), strict=True)
         exists, first = rest > k * s.down * s.unit, at + (item.launch.d + k * s.down) * s.unit
         found = []

@@ -115,7 +115,7 @@ class Stream(Schedule):
             cute.arch.cp_async_wait_group(s.buffers - 1)
             base = self.buffer(turn + beyond + t)
             n = select(t < s.buffers, beyond + t, chunks - 1 - t)
-            if const_expr((s.shifted and not s.aligned) or s.spread):
+            if const_expr((s.shifted and not s.aligned) or s.spread or self.scores.cuts):
                 self.align_again(item, t, n, base)
             if (n < chunks) & (merged != 0):
                 self.chunks.finish(item, item.first + n * s.chunk, base, states)
