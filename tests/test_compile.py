@@ -55,11 +55,6 @@ STACK = {
         "likewise",
         "sm_80 bf16->bf16 1024x8x8_edges",
     ),
-    ("softmax", "128x21x4_cluster16_edges_two_pass"): (
-        32,
-        "four CTAs an SM leave 128 registers, of which 84 are the row",
-        "sm_90a fp32->fp32 128x21x4_cluster16_edges_two_pass",
-    ),
     ("softmax", "128x10x4_cluster16_edges_two_pass"): (
         8,
         "seven CTAs an SM leave 72 registers, of which 40 are the row",
@@ -94,11 +89,6 @@ STACK = {
         32,
         "three CTAs an SM leave 96 registers, of which 84 are y",
         "sm_90a fp32->fp32 192x21x4_cluster16_shared",
-    ),
-    ("softmax_backward", "256x19x8_cluster16_shared*"): (
-        248,
-        "of y read one by one: 152 addresses",
-        "sm_90a bf16->bf16 256x19x8_cluster16_shared_edges_access8_1",
     ),
     ("selective", "*"): (
         32,
