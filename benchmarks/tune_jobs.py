@@ -167,14 +167,18 @@ class Job:
 
     def lengths(self, dtype: str, step: float) -> list[int]:
         """What is measured: whole vectors (of rows; of short ones also others), in steps, and the vocabularies in use;
-        elements of panels and of short rows, of which the shortest are all different."""
+        every other long row is a vector longer, so that rows begin between sectors of memory, too; elements of panels
+        and of short rows, of which the shortest are all different."""
         if self.of_short:
             return sorted({*range(1, FEW_ELEMENTS + 1), *grid(step, self.most)})
         if self.of_panels:
             return [n for n in grid(step, self.most) if n >= self.least]
         vector = ALIGNMENT // ITEM_SIZE[dtype] if self.dim else 1
         sizes = [n * ALIGNMENT // ITEM_SIZE["fp32"] for n in grid(step, self.most)]
-        found = {max(n // vector, 1) * vector for n in (*sizes, *(VOCABULARIES if self.dim else ()))}
+        steps = sorted({max(n // vector, 1) * vector for n in sizes})
+        between = {n for n in steps[1::2] if self.dim and n > SHORT_VECTORS * vector}
+        found = {n // vector * vector for n in (VOCABULARIES if self.dim else ())}
+        found |= {n + vector if n in between else n for n in steps}
         found |= {n + OFF for n in sorted(found)[::2] if self.with_few(dtype, n + OFF)}
         return sorted(n for n in found if self.least <= n * ITEM_SIZE[dtype] <= self.most)
 

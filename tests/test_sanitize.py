@@ -308,4 +308,4 @@ def test_scores_in_every_kind_of_panel(monkeypatch):
         "a sink": lambda k: k.prologue.name == "sink",
     }
     assert [kind for kind, of in kinds.items() if not any(map(of, found))] == []
-    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 48
+    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 58

@@ -112,6 +112,8 @@ def test_a_tables_own_configurations_are_candidates_that_plans_use(name):
         elements = job.of_panels or job.of_short
         assert lengths[0] * (1 if elements else 4) >= job.least
         assert lengths[-1] * (1 if elements else 2) <= job.most
+        if job.of_rows:  # long ones begin at sectors of memory and between them
+            assert {n * {"bf16": 2, "fp32": 4}[dtype] % 32 for n in lengths[-8:]} == {0, 16}
         tried = tune_jobs.candidates(job, TABLE, dtype, lengths, H200, quick=True)
         own = [config for config, incumbent in tried.items() if incumbent and config]
         fits = tune_jobs.fitting(job, own, dtype, lengths, TABLE, H200)

@@ -175,13 +175,13 @@ class Ahead(Schedule):
                 else:
                     self.chunks.finish(before, before.first + n * s.chunk, where, states)
         if const_expr(absorbs):
-            base = place_of(s, rows.turn, rows.places, t) * s.chunk_steps
-            self.chunks.align(item, item.first + t * s.chunk, base)
+            base, at = place_of(s, rows.turn, rows.places, t) * s.chunk_steps, item.first + t * s.chunk
+            self.chunks.align(item, at, base)
             if const_expr(kept is not None):
                 copy(
                     [[x[None, base + k] for k in range(s.chunk_steps)] for x in self.of_chunks(launch)], kept
                 )
-            at, where = item.first + t * s.chunk, base if const_expr(kept is None) else kept
+            where = base if const_expr(kept is None) else kept
             if const_expr(s.hides):
                 if t < chunks_of(item):
                     self.chunks.absorb(item, rS, at, where)
@@ -201,10 +201,7 @@ class Ahead(Schedule):
         if n < chunks_of(item):
             self.chunks.finish(item, at, where, states)
         else:
-            dtype = item.launch.mX[len(self.math.inputs)].dtype
-            tXrY = cute.make_rmem_tensor(self.spec.vector, dtype)
-            tXrY.fill(self.chunks.hidden(item, states).to(dtype))
-            self.chunks.put(item, at, tXrY)
+            self.chunks.put(item, at, self.chunks.hidden(item, states))
 
     def of_chunks(self, launch: Launch) -> list[cute.Tensor]:
         """tXsX of each input that is not resident."""

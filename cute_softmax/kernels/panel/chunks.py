@@ -282,17 +282,16 @@ class Chunks:
     @cute.jit
     def hide(self, item: Item, number: Float32):
         """Store a number in the chunks of a row's share of which nothing counts."""
-        s, i = self.spec, len(self.inputs)
-        tXrY = cute.make_rmem_tensor(s.vector, item.launch.mX[i].dtype)
-        tXrY.fill(number.to(item.launch.mX[i].dtype))
-        first, end = larger(chunks_of(item), 0), ceil_div(item.end - item.first, s.chunk)
+        first, end = larger(chunks_of(item), 0), ceil_div(item.end - item.first, self.spec.chunk)
         for n in cutlass.range(first, end, unroll=1):
-            self.put(item, item.first + n * s.chunk, tXrY)
+            self.put(item, item.first + n * self.spec.chunk, number)
 
     @cute.jit
-    def put(self, item: Item, at: Int32, tXrY: cute.Tensor):
-        """Store a vector in all of this thread's of the chunk that begins at element `at`."""
+    def put(self, item: Item, at: Int32, number: Float32):
+        """Store a number in this thread's vectors of the chunk that begins at element `at`."""
         s, launch, rest, i = self.spec, item.launch, left(item, at), len(self.inputs)
+        tXrY = cute.make_rmem_tensor(s.vector, launch.mX[i].dtype)
+        tXrY.fill(number.to(launch.mX[i].dtype))
         tXgY = [self.vector(launch, i, address) for address in places(launch, i, item.starts[i], at)]
         for k in cutlass.range_constexpr(s.chunk_steps):
             if rest > k * s.down * s.unit:
