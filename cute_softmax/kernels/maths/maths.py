@@ -41,7 +41,10 @@ from ..common.reduce import MAX, SUM, Averaged, Online, Scalar, Separate, tree
 
 
 class RowMath:
-    """What most row maths share: one stage, a sum unless it is the maximum; no result beyond the full ones."""
+    """What most row maths share: one stage, a sum unless it is the maximum; no result beyond the full ones.
+
+    plain: whether it takes the elements of its inputs as they are, where padding stands for those that do not count.
+    """
 
     outputs: tuple[str, ...] = ()
     group_inputs: tuple[str, ...] = ()
@@ -49,6 +52,7 @@ class RowMath:
     keep = False
     together = False
     maximum_first = False
+    plain = True
 
     @property
     def ordinary(self) -> tuple[Float32, ...]:

@@ -19,8 +19,7 @@ class Prologued(RowMath):
     """A row math of scores.
 
     Panels take elements one by one: `elements` makes them scores, `term` and `result` go on from there, and of what
-    `group_results` are none else. plain: whether the math takes the elements themselves where padding stands for those
-    that do not count: a score is the element, or -inf.
+    `group_results` are none else. They are `plain` where a score is the element, or -inf.
     rough: whether results are stored in 16 bits, so that the last pass may have scores that are capped roughly.
     """
 
@@ -254,7 +253,7 @@ class ProloguedGradient(Prologued):
         super().__init__(math, prologue, rough)
         self.group_outputs = ("sink_grad",) if prologue.sink else ("sum",) if prologue.state else ()
         self.inputs, self.outputs = math.inputs, () if prologue.state else math.outputs
-        self.names, self.padding, self.rescores, self.plain = math.inputs, math.padding, False, True
+        self.names, self.padding, self.rescores, self.plain = math.inputs, math.padding, False, math.plain
 
     def elements(self, numbers: tuple, scale: Float32 | None, counts: Boolean) -> tuple:
         if not self.prologue.causal:

@@ -158,8 +158,8 @@ class Chunks:
         if (counting > 0) & (counting < s.chunk):
             vector = counting // s.unit
             if launch.d == vector % s.down:
-                tXsX = [launch.shared.tXsX[i][None, base + vector // s.down] for i in self.scores.elements]
-                padding = [self.padding(launch, i) for i in self.scores.elements]
+                tXsX = [launch.shared.tXsX[i][None, base + vector // s.down] for i in self.scores.floats]
+                padding = [self.padding(launch, i) for i in self.scores.floats]
                 for i in cutlass.range_constexpr(len(tXsX)):
                     for v in cutlass.range_constexpr(s.vector):
                         if v >= counting % s.unit:

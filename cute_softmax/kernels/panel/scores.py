@@ -44,16 +44,15 @@ class Numbers:
 class Scores:
     """The elements of a panel as a row math takes them.
 
-    elements: inputs that are no mask; cuts: whether padding stands for what lies beyond a diagonal, see `Chunks.cut`;
+    floats: inputs that are no mask; cuts: whether padding stands for what lies beyond a diagonal, see `Chunks.cut`;
     plain: whether it stands for all that does not count, and the math takes elements as they are.
     """
 
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math = spec, math
-        plain = not spec.prologue or math.plain
-        self.elements = [i for i, name in enumerate(math.inputs) if name != "mask"]
-        self.cuts = spec.hides and plain and all(spec.access[i] for i in self.elements)
-        self.plain = plain and (self.cuts or not spec.prologue.causal)
+        self.floats = [i for i, name in enumerate(math.inputs) if name != "mask"]
+        self.cuts = spec.hides and math.plain and all(spec.access[i] for i in self.floats)
+        self.plain = math.plain and (self.cuts or not spec.prologue.causal)
         full = len(math.inputs) + len(math.outputs)
         self.group_inputs = {name: full + i for i, name in enumerate(math.group_inputs)}
 
@@ -98,7 +97,7 @@ class Scores:
         which so much is left (see `work.left`)."""
         s, math = self.spec, self.math
         if self.plain:  # as a mask has left them, see `Chunks.masked`
-            return zip(*(unpack(tXrX[i]) for i in self.elements), strict=True)
+            return zip(*(unpack(tXrX[i]) for i in self.floats), strict=True)
         numbers = zip(*(self.numbers(i, vector) for i, vector in enumerate(tXrX)), strict=True)
         exists, first = rest > k * s.down * s.unit, at + (item.launch.d + k * s.down) * s.unit
         found = []
